@@ -1,0 +1,92 @@
+//! Daemon and monitor: one postcard message per `SOCK_SEQPACKET` packet.
+//!
+//! The daemon makes a *listening* socket in the sandbox's own directory, starts the monitor with it as descriptor
+//! [`fd::CONTROL`], and connects. A daemon that restarts finds the socket and connects again: the monitor serves one
+//! connection at a time and lives on without any. The first message on the first connection is
+//! [`ToMonitor::Boot`]; a monitor whose first connection ends before that exits.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of everything in this module; part of [`ToMonitor::Boot`].
+pub const VERSION: u16 = 1;
+
+/// Largest message, in bytes.
+pub const MAX_MESSAGE: usize = 64 << 10;
+
+/// The descriptors a monitor inherits. It opens nothing by path that it can be given open.
+pub mod fd {
+    /// Listening `SOCK_SEQPACKET` socket.
+    pub const CONTROL: i32 = 3;
+    /// Uncompressed guest kernel (ELF), read-only.
+    pub const KERNEL: i32 = 4;
+    /// The template's root image (EROFS), read-only.
+    pub const ROOT: i32 = 5;
+    /// The sandbox's own disk (ext4), read-write.
+    pub const SCRATCH: i32 = 6;
+    /// `cgroup.procs` of the sandbox's cgroup, write-only: the monitor joins once its VM descriptor exists, since
+    /// `KVM_CREATE_VM` inside a cgroup can cost tens of milliseconds.
+    pub const CGROUP: i32 = 7;
+    /// The sandbox's lock file, held under an exclusive `flock` for as long as the monitor lives.
+    pub const LOCK: i32 = 8;
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToMonitor {
+    Boot(BootConfig),
+    Status,
+    /// End the machine at once, without asking the guest.
+    Stop,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BootConfig {
+    pub version: u16,
+    /// 1 to 32.
+    pub vcpus: u8,
+    /// 64 to 65536.
+    pub memory_mib: u32,
+    /// Context id of the guest on AF_VSOCK: unique on the host, 3 or more.
+    pub cid: u32,
+    /// Appended to the monitor's own kernel command line.
+    pub cmdline: String,
+    /// Give the guest a serial console and copy it to the monitor's standard error. Costs boot time: for debugging.
+    pub console: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromMonitor {
+    /// vCPUs are about to run. Microseconds since the monitor's main function was entered.
+    Booted { configured_us: u64, vm_created_us: u64, booted_us: u64 },
+    Status { state: State, pid: u32 },
+    /// The machine is gone; the process exits after this message.
+    Stopped(StopReason),
+    /// The machine could not be made; the process exits after this message.
+    Failed { detail: String },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum State {
+    Running,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StopReason {
+    /// [`ToMonitor::Stop`].
+    Requested,
+    /// The guest powered off or reset itself.
+    GuestShutdown,
+    /// The guest's processor ended in a state it cannot leave: a triple fault, usually a kernel panic.
+    GuestCrash { detail: String },
+    /// A device or KVM refused to go on, or the guest broke the rules of a device.
+    Fault { detail: String },
+}
+
+/// One message as one packet.
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, postcard::Error> {
+    postcard::to_allocvec(message)
+}
+
+/// One message from one packet.
+pub fn decode<'a, T: Deserialize<'a>>(packet: &'a [u8]) -> Result<T, postcard::Error> {
+    postcard::from_bytes(packet)
+}
