@@ -79,14 +79,30 @@ pub enum Request {
     Configure(Configure),
     Start(StartCommand),
     /// Take up a command that was started before, reading each stream on from an absolute offset.
-    Attach { command_id: String, stdout_offset: u64, stderr_offset: u64 },
+    Attach {
+        command_id: String,
+        stdout_offset: u64,
+        stderr_offset: u64,
+    },
     /// Send a signal to the command's process group.
-    Signal { command_id: String, signal: i32 },
+    Signal {
+        command_id: String,
+        signal: i32,
+    },
     /// TERM to the whole command, KILL after the grace; it ends as [`Outcome::Canceled`].
-    Cancel { command_id: String },
-    ReadFile { path: String, user: Option<String> },
+    Cancel {
+        command_id: String,
+    },
+    ReadFile {
+        path: String,
+        user: Option<String>,
+    },
     /// `mode` applies to a new file; an existing one keeps its own unless a mode is given.
-    WriteFile { path: String, user: Option<String>, mode: Option<u32> },
+    WriteFile {
+        path: String,
+        user: Option<String>,
+        mode: Option<u32>,
+    },
     Shutdown,
 }
 
@@ -109,7 +125,10 @@ pub enum More {
     Stdin(#[serde(with = "serde_bytes")] Vec<u8>),
     StdinEnd,
     /// Every byte below these offsets is recorded on the host and may be forgotten in the guest.
-    Ack { stdout: u64, stderr: u64 },
+    Ack {
+        stdout: u64,
+        stderr: u64,
+    },
     /// The result is recorded: forget the command's output and outcome. Its id stays known.
     Release,
     Chunk(#[serde(with = "serde_bytes")] Vec<u8>),
@@ -125,12 +144,23 @@ pub enum Stream {
 /// What the agent sends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    Pong { version: u16, boot_id: String, configured: bool },
+    Pong {
+        version: u16,
+        boot_id: String,
+        configured: bool,
+    },
     Configured,
     Done,
     Refused(Refusal),
-    Started { pid: u32 },
-    Output { stream: Stream, offset: u64, #[serde(with = "serde_bytes")] data: Vec<u8> },
+    Started {
+        pid: u32,
+    },
+    Output {
+        stream: Stream,
+        offset: u64,
+        #[serde(with = "serde_bytes")]
+        data: Vec<u8>,
+    },
     /// The last frame of a command: every byte of both streams has been sent before it.
     Ended(Ended),
     File(FileInfo),
@@ -164,12 +194,21 @@ pub struct Ended {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
-    Exited { code: u8 },
+    Exited {
+        code: u8,
+    },
     /// `oom_killed`: the guest's kernel ended a process of this command for want of memory.
-    Signaled { signal: i32, oom_killed: bool },
+    Signaled {
+        signal: i32,
+        oom_killed: bool,
+    },
     /// The timeout passed. `killed`: the grace passed too, and KILL was needed.
-    TimedOut { killed: bool },
-    Canceled { killed: bool },
+    TimedOut {
+        killed: bool,
+    },
+    Canceled {
+        killed: bool,
+    },
     StartFailed(StartFailure),
 }
 
@@ -200,7 +239,9 @@ pub enum StartFailureKind {
 /// Why a request was not carried out. Nothing has changed in the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
-    Version { agent: u16 },
+    Version {
+        agent: u16,
+    },
     NotConfigured,
     /// This command id was started in this boot; attach to it.
     Duplicate,
@@ -209,8 +250,15 @@ pub enum Refusal {
     /// The command has ended and its result was released.
     Released,
     /// A limit of the agent's own: too many commands or connections at once.
-    Busy { detail: String },
-    Invalid { detail: String },
+    Busy {
+        detail: String,
+    },
+    Invalid {
+        detail: String,
+    },
     /// A file operation's failure: the error number of the call that failed, and the path it was for.
-    File { errno: i32, detail: String },
+    File {
+        errno: i32,
+        detail: String,
+    },
 }

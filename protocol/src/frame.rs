@@ -50,7 +50,11 @@ pub fn body_len(prefix: [u8; PREFIX]) -> Result<usize, FrameError> {
 /// One message from a frame's body. Bytes left over after the message are an error: both sides speak one version.
 pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, FrameError> {
     let (message, rest) = postcard::take_from_bytes(body)?;
-    if rest.is_empty() { Ok(message) } else { Err(FrameError::Malformed(postcard::Error::DeserializeBadEncoding)) }
+    if rest.is_empty() {
+        Ok(message)
+    } else {
+        Err(FrameError::Malformed(postcard::Error::DeserializeBadEncoding))
+    }
 }
 
 /// Writes one message with a single `write_all`, so that it is one packet where the socket allows it.

@@ -57,7 +57,8 @@ pub struct BootConfig {
 pub enum FromMonitor {
     /// vCPUs are about to run. Microseconds since the monitor's main function was entered.
     Booted { configured_us: u64, vm_created_us: u64, booted_us: u64 },
-    Status { state: State, pid: u32 },
+    /// `exits`: how often a virtual processor has come out of the guest and into the monitor.
+    Status { state: State, pid: u32, exits: u64 },
     /// The machine is gone; the process exits after this message.
     Stopped(StopReason),
     /// The machine could not be made; the process exits after this message.

@@ -1,0 +1,168 @@
+//! The glue between a worker and the world: which descriptors wake it, and when the driver is told.
+//!
+//! Queues reach the main thread as a message ([`Handle::activate`]) and leave it again on [`Handle::sleep`], which
+//! returns only after the worker has let go: past that point nothing of theirs is in flight, as a fact of ownership.
+
+use super::{Activation, Interrupt};
+use crate::{Error, machine::Ending, memory::Memory};
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
+use std::sync::{
+    Arc,
+    mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
+};
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// Ring processing of one device: pure over guest memory and what it was made with.
+pub trait Worker: Send {
+    fn name(&self) -> &'static str;
+    /// Serves one request and returns how many bytes were written for the driver to read. An error ends the machine.
+    fn serve(&mut self, memory: &Memory, chain: DescriptorChain<&Memory>) -> Result<u32, Error>;
+}
+
+enum Command {
+    Activate(Activation),
+    Sleep(SyncSender<Vec<Queue>>),
+}
+
+/// The device's end, used on vCPU threads.
+pub struct Handle {
+    commands: Sender<Command>,
+    wake: EventFd,
+}
+
+impl Handle {
+    pub fn activate(&self, activation: Activation) -> Result<(), Error> {
+        self.send(Command::Activate(activation))
+    }
+
+    /// Stops the worker and takes the queues back; empty when it was not active.
+    pub fn sleep(&self) -> Result<Vec<Queue>, Error> {
+        let (reply, queues) = sync_channel(1);
+        self.send(Command::Sleep(reply))?;
+        queues.recv().map_err(|_| stopped())
+    }
+
+    fn send(&self, command: Command) -> Result<(), Error> {
+        self.commands.send(command).map_err(|_| stopped())?;
+        self.wake.write(1).map_err(Error::io("wake the device thread"))
+    }
+}
+
+fn stopped() -> Error {
+    Error::Device { device: "device thread", why: "it has stopped".into() }
+}
+
+struct Active {
+    queues: Vec<Queue>,
+    interrupt: Arc<Interrupt>,
+    memory: Memory,
+}
+
+/// The main thread's end.
+pub struct Runner<W> {
+    worker: W,
+    commands: Receiver<Command>,
+    wake: EventFd,
+    /// One for each queue, written by KVM when the driver notifies.
+    kicks: Vec<EventFd>,
+    active: Option<Active>,
+    ending: Ending,
+}
+
+/// Makes both ends. `kicks` has one eventfd for each queue.
+pub fn pair<W: Worker>(worker: W, kicks: Vec<EventFd>, ending: Ending) -> Result<(Handle, Runner<W>), Error> {
+    let wake = EventFd::new(EFD_NONBLOCK).map_err(Error::io("make an eventfd"))?;
+    let (commands, receiver) = channel();
+    let handle = Handle { commands, wake: wake.try_clone().map_err(Error::io("copy an eventfd"))? };
+    Ok((handle, Runner { worker, commands: receiver, wake, kicks, active: None, ending }))
+}
+
+impl<W: Worker> Runner<W> {
+    const WAKE: u32 = u32::MAX;
+
+    fn obey(&mut self) {
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Activate(Activation { queues, interrupt, memory, .. }) => {
+                    self.active = Some(Active { queues, interrupt, memory });
+                }
+                Command::Sleep(reply) => {
+                    let queues = self.active.take().map_or_else(Vec::new, |active| active.queues);
+                    // Nobody waits any more only if the machine is ending.
+                    let _ = reply.send(queues);
+                }
+            }
+        }
+    }
+
+    fn serve_queue(&mut self, index: usize) -> Result<(), Error> {
+        let Some(active) = &mut self.active else { return Ok(()) };
+        let Some(queue) = active.queues.get_mut(index) else { return Ok(()) };
+        if drain(&mut self.worker, queue, &active.memory)? {
+            active.interrupt.used_buffer().map_err(Error::io("interrupt the guest"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Serves everything in the ring, and says whether the driver wants to hear of it. Between two looks at the ring
+/// notifications are turned on, so that a request that arrives after the last look is announced.
+pub fn drain<W: Worker>(worker: &mut W, queue: &mut Queue, memory: &Memory) -> Result<bool, Error> {
+    let device = worker.name();
+    let broken = |e: virtio_queue::Error| Error::Guest { device, why: e.to_string() };
+    let mut used_any = false;
+    loop {
+        queue.disable_notification(memory).map_err(broken)?;
+        // `iter` refuses an available index further ahead than the ring is long; a chain that does not come out of
+        // it at all (a head beyond the table) ends the iteration, which `enable_notification` would repeat for ever.
+        let before = queue.next_avail();
+        while let Some(chain) = queue.iter(memory).map_err(broken)?.next() {
+            let head = chain.head_index();
+            let written = worker.serve(memory, chain)?;
+            queue.add_used(memory, head, written).map_err(broken)?;
+            used_any = true;
+        }
+        if !queue.enable_notification(memory).map_err(broken)? {
+            break;
+        }
+        if queue.next_avail() == before {
+            return Err(Error::Guest { device, why: "a ring entry names no descriptor".into() });
+        }
+    }
+    Ok(used_any && queue.needs_notification(memory).map_err(broken)?)
+}
+
+impl<W: Worker> MutEventSubscriber for Runner<W> {
+    fn process(&mut self, events: Events, _: &mut EventOps) {
+        // A kick can be seen before the activation that came first, so commands go first always.
+        let data = events.data();
+        let result = if data == Self::WAKE {
+            let _ = self.wake.read();
+            self.obey();
+            Ok(())
+        } else {
+            let index = data as usize;
+            if let Some(kick) = self.kicks.get(index) {
+                let _ = kick.read();
+            }
+            self.obey();
+            self.serve_queue(index)
+        };
+        if let Err(error) = result {
+            self.active = None;
+            self.ending.fault(error);
+        }
+    }
+
+    fn init(&mut self, ops: &mut EventOps) {
+        let wake = Events::with_data(&self.wake, Self::WAKE, EventSet::IN);
+        let kicks =
+            self.kicks.iter().zip(0..).map(|(kick, index)| Events::with_data(kick, index, EventSet::IN));
+        for events in std::iter::once(wake).chain(kicks) {
+            if let Err(e) = ops.add(events) {
+                self.ending.fault(Error::Device { device: self.worker.name(), why: e.to_string() });
+            }
+        }
+    }
+}

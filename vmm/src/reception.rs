@@ -1,0 +1,132 @@
+//! The main thread's dealings with the daemon and with the machine's end, between two looks at the devices.
+
+use crate::{
+    Error,
+    control::{Control, Received},
+    cpu::Exit,
+};
+use bivouac_protocol::monitor::{FromMonitor, State, StopReason, ToMonitor};
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
+use std::{
+    cell::RefCell,
+    os::fd::AsRawFd,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::Receiver,
+    },
+};
+use vmm_sys_util::eventfd::EventFd;
+
+pub struct Reception {
+    control: Control,
+    endings: Receiver<Exit>,
+    /// Written after each message on `endings`.
+    ended: Arc<EventFd>,
+    /// Written when the guest resets the machine.
+    reset: EventFd,
+    exits: Arc<AtomicU64>,
+    /// Where the event loop looks for the end.
+    over: Rc<RefCell<Option<StopReason>>>,
+}
+
+impl Reception {
+    const LISTENER: u32 = 0;
+    const PEER: u32 = 1;
+    const RESET: u32 = 2;
+    const ENDED: u32 = 3;
+
+    pub fn new(
+        control: Control,
+        endings: Receiver<Exit>,
+        ended: Arc<EventFd>,
+        reset: EventFd,
+        exits: Arc<AtomicU64>,
+        over: Rc<RefCell<Option<StopReason>>>,
+    ) -> Self {
+        Self { control, endings, ended, reset, exits, over }
+    }
+
+    fn end(&mut self, reason: StopReason) {
+        let mut over = self.over.borrow_mut();
+        if over.is_none() {
+            self.control.send(&FromMonitor::Stopped(reason.clone()));
+            *over = Some(reason);
+        }
+    }
+
+    fn watch_peer(&mut self, ops: &mut EventOps) {
+        if let Some(peer) = self.control.peer()
+            && let Err(e) = ops.add(Events::with_data(&peer, Self::PEER, EventSet::IN))
+        {
+            eprintln!("bivouac-vmm: cannot serve a control connection: {e}");
+        }
+    }
+
+    fn admit(&mut self, ops: &mut EventOps) {
+        if let Some(before) = self.control.peer() {
+            let _ = ops.remove(Events::empty(&before));
+        }
+        match self.control.accept() {
+            Ok(()) => self.watch_peer(ops),
+            Err(e) => eprintln!("bivouac-vmm: {e}"),
+        }
+    }
+
+    fn answer(&mut self, ops: &mut EventOps) {
+        let watched = self.control.peer().map(|peer| peer.as_raw_fd());
+        match self.control.receive(false) {
+            Received::Message(ToMonitor::Stop) => self.end(StopReason::Requested),
+            Received::Message(ToMonitor::Status) => {
+                let exits = self.exits.load(Ordering::Relaxed);
+                self.control.send(&FromMonitor::Status {
+                    state: State::Running,
+                    pid: std::process::id(),
+                    exits,
+                });
+            }
+            Received::Message(ToMonitor::Boot(_)) => {
+                self.control.send(&FromMonitor::Failed { detail: "already booted".into() });
+            }
+            Received::Gone => {
+                // Its descriptor is closed, and with it out of the epoll set; this clears the manager's own record.
+                if let Some(fd) = watched {
+                    let _ = ops.remove(Events::empty_raw(fd));
+                }
+            }
+            Received::Nothing => {}
+        }
+    }
+}
+
+impl MutEventSubscriber for Reception {
+    fn process(&mut self, events: Events, ops: &mut EventOps) {
+        match events.data() {
+            Self::LISTENER => self.admit(ops),
+            Self::PEER => self.answer(ops),
+            Self::RESET => self.end(StopReason::GuestShutdown),
+            _ => {
+                let _ = self.ended.read();
+                match self.endings.try_recv() {
+                    Ok(Exit::Shutdown) => self.end(StopReason::GuestShutdown),
+                    Ok(Exit::Crash(detail)) => self.end(StopReason::GuestCrash { detail }),
+                    Ok(Exit::Fault(error)) => self.end(StopReason::Fault { detail: error.to_string() }),
+                    Err(_) => {}
+                }
+            }
+        }
+    }
+
+    fn init(&mut self, ops: &mut EventOps) {
+        let added = [
+            ops.add(Events::with_data(&self.control.listener(), Self::LISTENER, EventSet::IN)),
+            ops.add(Events::with_data(&self.reset, Self::RESET, EventSet::IN)),
+            ops.add(Events::with_data(self.ended.as_ref(), Self::ENDED, EventSet::IN)),
+        ];
+        self.watch_peer(ops);
+        if let Some(e) = added.into_iter().find_map(Result::err) {
+            self.end(StopReason::Fault { detail: Error::Control(e.to_string()).to_string() });
+        }
+    }
+}
