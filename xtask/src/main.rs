@@ -5,6 +5,7 @@ mod deb;
 mod digest;
 mod host;
 mod kernel;
+mod lab;
 mod progress;
 
 use std::path::PathBuf;
@@ -26,6 +27,11 @@ struct Arguments {
 enum Task {
     /// Build the guest kernel and print the path of its vmlinux
     Kernel,
+    /// Run a command on an emulated bare-metal host with a working KVM
+    Lab(lab::Options),
+    /// The lab's first process
+    #[command(hide = true)]
+    LabInside,
 }
 
 fn main() -> ExitCode {
@@ -39,9 +45,14 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<ExitCode> {
+    if matches!(arguments.task, Task::LabInside) {
+        lab::inside::run()?;
+    }
     let cache = Cache::open()?;
     match &arguments.task {
         Task::Kernel => println!("{}", kernel::vmlinux(&cache)?.display()),
+        Task::Lab(options) => return lab::run(&cache, options),
+        Task::LabInside => {}
     }
     Ok(ExitCode::SUCCESS)
 }
