@@ -11,7 +11,7 @@
 //! | --- | --- | --- |
 //! | `Ping` | | `Pong` |
 //! | `Configure` | | `Configured` |
-//! | `Start` | `Stdin`\*, `StdinEnd`, `Ack`\*, `Release`? | `Started`, `Output`\*, `Ended`; or `Refused` |
+//! | `Start` | `Stdin`\*, `StdinEnd`, `Ack`\*, `Release`? | `Started`?, `Output`\*, `Ended`; or `Refused` |
 //! | `Attach` | `Ack`\*, `Release`? | `Output`\*, `Ended`; or `Refused` |
 //! | `Signal`, `Cancel` | | `Done`; or `Refused` |
 //! | `ReadFile` | | `File`, `Chunk`\*, `End`; or `Refused` at any point |
@@ -32,6 +32,9 @@ pub const PORT_PARAMETER: &str = "bivouac.port";
 /// Bytes of one stream the agent keeps until they are acknowledged. A command that is further ahead than this waits
 /// in `write(2)`, so that no byte is lost and the guest's memory stays bounded.
 pub const WINDOW: u64 = 256 << 10;
+
+/// Most bytes of standard input, in all.
+pub const STDIN_MAX: usize = 1 << 20;
 
 /// How long a command's group gets between TERM and KILL, in milliseconds.
 pub const TERM_GRACE_MS: u64 = 2_000;
@@ -122,6 +125,8 @@ pub struct StartCommand {
 /// What the daemon sends after [`Open`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum More {
+    /// All of standard input, at most [`STDIN_MAX`] bytes, comes before the command is started: a connection that breaks
+    /// before `StdinEnd` has started nothing.
     Stdin(#[serde(with = "serde_bytes")] Vec<u8>),
     StdinEnd,
     /// Every byte below these offsets is recorded on the host and may be forgotten in the guest.
@@ -190,6 +195,21 @@ pub struct Ended {
     pub user_us: u64,
     pub system_us: u64,
     pub max_rss_kib: u64,
+}
+
+impl Ended {
+    /// Of a command that wrote nothing and took no time.
+    pub fn not_started(failure: StartFailure) -> Self {
+        Self {
+            outcome: Outcome::StartFailed(failure),
+            stdout_bytes: 0,
+            stderr_bytes: 0,
+            wall_us: 0,
+            user_us: 0,
+            system_us: 0,
+            max_rss_kib: 0,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,0 +1,78 @@
+//! A command's cgroup: where it is started, how all of it is ended, and which limit it hit.
+
+use crate::init::COMMANDS_CGROUP;
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+#[derive(Debug)]
+pub struct Cgroup {
+    path: PathBuf,
+}
+
+impl Cgroup {
+    /// `id` has been checked to be a plain name.
+    pub fn create(id: &str) -> io::Result<Self> {
+        let path = Path::new(COMMANDS_CGROUP).join(id);
+        fs::create_dir(&path)?;
+        // Memory that runs out takes the command as a whole, not one process of it at random.
+        let _ = fs::write(path.join("memory.oom.group"), "1");
+        Ok(Self { path })
+    }
+
+    /// For `CLONE_INTO_CGROUP`.
+    pub fn open(&self) -> io::Result<File> {
+        File::open(&self.path)
+    }
+
+    /// Sends a signal to every process in it.
+    pub fn signal(&self, signal: libc::c_int) {
+        let procs = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
+        for pid in procs.lines().filter_map(|line| line.parse::<libc::pid_t>().ok()).filter(|pid| *pid > 1) {
+            // SAFETY: takes numbers only.
+            unsafe { libc::kill(pid, signal) };
+        }
+    }
+
+    /// KILL to every process in it, at once, those being forked included.
+    pub fn kill(&self) {
+        let _ = fs::write(self.path.join("cgroup.kill"), "1");
+    }
+
+    /// Whether the kernel ended a process in it for want of memory.
+    pub fn oom_killed(&self) -> bool {
+        let events = fs::read_to_string(self.path.join("memory.events")).unwrap_or_default();
+        events
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .any(|(key, count)| key == "oom_kill" && count.trim() != "0")
+    }
+
+    fn populated(&self) -> bool {
+        fs::read_to_string(self.path.join("cgroup.events")).is_ok_and(|events| events.contains("populated 1"))
+    }
+
+    /// Returns when no process is left in it.
+    pub async fn emptied(&self) {
+        let Ok(events) = File::open(self.path.join("cgroup.events")) else { return };
+        // SAFETY: the registration owns the file, which stays open until it is deregistered.
+        let Ok(events) = (unsafe { AsyncFd::register_with_interest(events, Interest::PRIORITY) }) else {
+            return;
+        };
+        while self.populated() {
+            // The kernel announces a change of the file as priority data.
+            match events.ready(Interest::PRIORITY).await {
+                Ok(mut ready) => ready.clear_ready(),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Removes it, if it is empty.
+    pub fn remove(&self) -> bool {
+        fs::remove_dir(&self.path).is_ok()
+    }
+}
