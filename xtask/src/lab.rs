@@ -48,7 +48,7 @@ pub struct Options {
     /// XFS scratch disk at /var/lib/bivouac; sparse, thrown away
     #[arg(long, default_value_t = 16384)]
     pub disk_mib: u32,
-    /// End the lab after this many seconds, with exit status 124
+    /// End the lab this many seconds after its start, with exit status 124
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<u64>,
     /// Pass on an environment variable, or set one
@@ -121,7 +121,7 @@ fn stay(cache: &Cache, options: &Options) -> Result<End> {
     } else {
         std::thread::spawn(move || feed(port));
     }
-    let end = follow(&machine.port, options.timeout.map(Duration::from_secs));
+    let end = follow(&machine.port, options.timeout.map(Duration::from_secs), SILENCE);
     drop(machine);
     match end {
         Ok(end @ (End::Exit(_) | End::TimedOut)) => {
@@ -146,9 +146,9 @@ fn stay(cache: &Cache, options: &Options) -> Result<End> {
 }
 
 /// Passes on what the lab says until it says how the command ended, or says nothing.
-fn follow(port: &UnixStream, timeout: Option<Duration>) -> Result<End> {
+fn follow(port: &UnixStream, timeout: Option<Duration>, silence: Duration) -> Result<End> {
     let begun = Instant::now();
-    let mut port = Patient { port, until: timeout.map(|timeout| begun + timeout), end: None };
+    let mut port = Patient { port, until: timeout.map(|timeout| begun + timeout), silence, end: None };
     loop {
         let message = wire::receive(&mut port);
         if let Some(end) = port.end {
@@ -173,6 +173,7 @@ fn follow(port: &UnixStream, timeout: Option<Duration>) -> Result<End> {
 struct Patient<'a> {
     port: &'a UnixStream,
     until: Option<Instant>,
+    silence: Duration,
     end: Option<End>,
 }
 
@@ -180,8 +181,8 @@ impl Read for Patient<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
         let (wait, end) = match left {
-            Some(left) if left < SILENCE => (left, End::TimedOut),
-            _ => (SILENCE, End::Stalled),
+            Some(left) if left < self.silence => (left, End::TimedOut),
+            _ => (self.silence, End::Stalled),
         };
         if wait.is_zero() {
             self.end = Some(end);
@@ -237,4 +238,45 @@ fn shared(cache: &Cache, options: &Options, helper: &Path) -> Result<Vec<PathBuf
     real.sort();
     real.dedup_by(|inner, outer| inner.starts_with(&*outer));
     Ok(real)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(50);
+
+    #[test]
+    fn a_silent_lab_is_stalled_and_not_the_commands_failure() {
+        let (here, _there) = UnixStream::pair().unwrap();
+        assert_eq!(follow(&here, None, SOON).unwrap(), End::Stalled);
+    }
+
+    #[test]
+    fn a_lab_that_speaks_past_the_commands_time_has_timed_out() {
+        let (here, mut there) = UnixStream::pair().unwrap();
+        let speaker = std::thread::spawn(move || {
+            while wire::send(&mut there, Kind::Alive, b"").is_ok() {
+                std::thread::sleep(SOON / 10);
+            }
+        });
+        assert_eq!(follow(&here, Some(SOON), SOON * 100).unwrap(), End::TimedOut);
+        drop(here);
+        speaker.join().unwrap();
+    }
+
+    #[test]
+    fn the_exit_status_is_the_commands_own() {
+        let (here, mut there) = UnixStream::pair().unwrap();
+        wire::send(&mut there, Kind::Alive, b"").unwrap();
+        wire::send(&mut there, Kind::Exit, &42_i32.to_le_bytes()).unwrap();
+        assert_eq!(follow(&here, None, SOON).unwrap(), End::Exit(42));
+    }
+
+    #[test]
+    fn a_lab_that_ends_before_the_command_is_an_error() {
+        let (here, there) = UnixStream::pair().unwrap();
+        drop(there);
+        assert!(follow(&here, None, SOON).is_err());
+    }
 }

@@ -29,6 +29,10 @@ mount --move /dev /new/dev
 mkdir -p /dev /new/dev/pts /new/dev/shm
 mount -t devpts -o mode=620,ptmxmode=666 devpts /new/dev/pts
 mount -t tmpfs -o mode=1777 shm /new/dev/shm
+ln -s /proc/self/fd /new/dev/fd
+ln -s /proc/self/fd/0 /new/dev/stdin
+ln -s /proc/self/fd/1 /new/dev/stdout
+ln -s /proc/self/fd/2 /new/dev/stderr
 mount -t tmpfs -o mode=1777 tmp /new/tmp
 mount -t tmpfs -o mode=755 run /new/run
 
@@ -54,7 +58,7 @@ chroot /new /sbin/modprobe -a kvm_amd vhost_vsock tun virtio_blk xfs
 
 # State of a daemon: a real disk whose files can be cloned.
 mkdir -p /new/var/lib/bivouac
-mount -t xfs /new/dev/vda /new/var/lib/bivouac
+chroot /new /bin/mount -t xfs /dev/vda /var/lib/bivouac
 
 ip link set lo up
 hostname lab

@@ -9,11 +9,11 @@ use anyhow::{Context, Result};
 /// What `init.sh` calls by name.
 const APPLETS: &[&str] = &[
     "chroot",
-    "cut",
     "echo",
     "hostname",
     "insmod",
     "ip",
+    "ln",
     "mkdir",
     "mount",
     "poweroff",

@@ -99,6 +99,10 @@ impl Drop for Machine {
 }
 
 /// One virtiofs server on the machine's root, and QEMU's end of the connection to it.
+///
+/// Chosen over 9p (msize 512 KiB, cache=loose) by measurement, two runs of each: 58 MB read for the first time in 0.24 to
+/// 0.26 s against 0.33 to 0.53, 600 files of Python's library found in 0.64 to 0.83 s against 1.21, `python3 -c 1` alike
+/// (0.6 to 0.9 s, then 0.2 to 0.4). And the cloud kernel has it built in, where 9p needs a kernel three times the size.
 #[derive(Debug)]
 struct Door {
     tag: &'static str,
