@@ -17,6 +17,7 @@ pub mod error;
 pub mod layout;
 pub mod machine;
 pub mod memory;
+pub mod probe;
 mod reception;
 
 pub use error::Error;
