@@ -1,12 +1,16 @@
 //! `cargo xtask`: everything a person does to this repository by hand.
 
+mod build;
 mod cache;
 mod deb;
 mod digest;
+mod disk;
 mod host;
 mod kernel;
 mod lab;
 mod progress;
+mod rootfs;
+mod tree;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,6 +31,16 @@ struct Arguments {
 enum Task {
     /// Build the guest kernel and print the path of its vmlinux
     Kernel,
+    /// Build the templates' root filesystems and print the folder of each
+    Rootfs {
+        /// Only this one
+        name: Option<String>,
+        /// Build each twice from nothing, and fail if the two differ
+        #[arg(long)]
+        verify_reproducible: bool,
+    },
+    /// Build all programs, kernel and root filesystems, and print the folder they are run from
+    Build,
     /// Run a command on an emulated bare-metal host with a working KVM
     Lab(lab::Options),
     /// The lab's first process
@@ -51,6 +65,15 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     let cache = Cache::open()?;
     match &arguments.task {
         Task::Kernel => println!("{}", kernel::vmlinux(&cache)?.display()),
+        Task::Rootfs { name, verify_reproducible } => {
+            for template in rootfs::templates(name.as_deref())? {
+                if *verify_reproducible {
+                    template.verify_reproducible(&cache)?;
+                }
+                println!("{}", template.image(&cache)?.display());
+            }
+        }
+        Task::Build => println!("{}", build::all(&cache)?.display()),
         Task::Lab(options) => return lab::run(&cache, options),
         Task::LabInside => {}
     }

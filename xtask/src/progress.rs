@@ -41,11 +41,16 @@ impl Step {
 
     /// Runs a command with its output in the step's log; an error names the command, the log, and its last lines.
     pub fn run(&self, command: &mut Command) -> Result<()> {
+        self.run_with(command, Stdio::null())
+    }
+
+    /// Like [`Step::run`], with something on standard input.
+    pub fn run_with(&self, command: &mut Command, input: Stdio) -> Result<()> {
         let mut log = File::options().append(true).open(&self.log)?;
         let shown = show(command);
         writeln!(log, "$ {shown}")?;
         let status = command
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(log.try_clone()?)
             .stderr(log)
             .status()
@@ -54,27 +59,6 @@ impl Step {
             return Ok(());
         }
         bail!("`{shown}` failed ({status}); the whole log is {}\n{}", self.log.display(), self.tail())
-    }
-
-    /// Like [`Step::run`], but returns standard output; only standard error goes to the log.
-    pub fn output(&self, command: &mut Command) -> Result<Vec<u8>> {
-        let mut log = File::options().append(true).open(&self.log)?;
-        let shown = show(command);
-        writeln!(log, "$ {shown}")?;
-        let output = command
-            .stdin(Stdio::null())
-            .stderr(log)
-            .output()
-            .with_context(|| format!("cannot start `{shown}`"))?;
-        if output.status.success() {
-            return Ok(output.stdout);
-        }
-        bail!(
-            "`{shown}` failed ({}); the whole log is {}\n{}",
-            output.status,
-            self.log.display(),
-            self.tail()
-        )
     }
 
     fn tail(&self) -> String {
