@@ -1,0 +1,9 @@
+//! Each test is a promise, shown on a real guest through the API.
+
+mod bad_input;
+mod cli;
+mod commands;
+mod crashes;
+mod files;
+mod guest;
+mod sandboxes;
