@@ -2,6 +2,8 @@
 //! of a length fixed when the machine starts. A flush returns after `fdatasync`.
 
 mod device;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 pub use device::Block;

@@ -38,7 +38,7 @@ pub struct Disk {
 }
 
 pub struct BlockWorker {
-    disk: Disk,
+    pub(super) disk: Disk,
 }
 
 /// One run of guest memory.
@@ -148,7 +148,7 @@ fn move_all(file: &File, start: u64, mut vectors: &mut [libc::iovec], to_guest: 
 }
 
 /// What is left of `vectors` once their first `bytes` bytes are done.
-fn advance(vectors: &mut [libc::iovec], mut bytes: usize) -> &mut [libc::iovec] {
+pub(super) fn advance(vectors: &mut [libc::iovec], mut bytes: usize) -> &mut [libc::iovec] {
     let mut whole: usize = 0;
     for vector in vectors.iter() {
         let Some(rest) = bytes.checked_sub(vector.iov_len) else { break };

@@ -5,6 +5,9 @@
 //! What a driver writes at any other time is ignored, as is any access that is not an aligned 32-bit one: reads of it
 //! give ones.
 
+#[cfg(test)]
+mod tests;
+
 use super::{Activation, Device, Interrupt};
 use crate::{
     Error,
@@ -91,6 +94,8 @@ impl Phase {
 
 struct State {
     phase: Phase,
+    /// The device has been given its queues.
+    active: bool,
     device: Box<dyn Device>,
     device_features_sel: u32,
     driver_features: u64,
@@ -111,6 +116,7 @@ impl Transport {
         let queues = fresh_queues(device.as_ref())?;
         let state = State {
             phase: Phase::Reset,
+            active: false,
             device,
             device_features_sel: 0,
             driver_features: 0,
@@ -213,7 +219,9 @@ impl Transport {
             queues,
             interrupt: Arc::clone(&self.interrupt),
             memory: self.memory.clone(),
-        })
+        })?;
+        state.active = true;
+        Ok(())
     }
 }
 
@@ -251,7 +259,8 @@ impl State {
     }
 
     fn reset(&mut self) -> Result<(), Error> {
-        if self.phase == Phase::Live {
+        // Not the phase: a driver that gave up a live device left it with its queues.
+        if std::mem::take(&mut self.active) {
             self.device.reset()?;
         }
         self.queues = fresh_queues(self.device.as_ref())?;
