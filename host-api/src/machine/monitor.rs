@@ -145,7 +145,8 @@ fn ending(said: Option<FromMonitor>, status: Option<ExitStatus>, oom_killed: boo
 /// The kernel answers a guest CID that another machine has with `EADDRINUSE` on `VHOST_VSOCK_SET_GUEST_CID`.
 fn cid_taken(detail: &str) -> bool {
     let detail = detail.to_ascii_lowercase();
-    detail.contains("cid") && (detail.contains("in use") || detail.contains("eaddrinuse"))
+    (detail.contains("context id") || detail.contains("cid"))
+        && (detail.contains("in use") || detail.contains("eaddrinuse"))
 }
 
 fn stopped(reason: StopReason) -> Reason {
@@ -220,4 +221,65 @@ fn last_word(control: &OwnedFd) -> Option<FromMonitor> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_taken_address_is_told_from_other_failures() {
+        assert!(cid_taken("vsock device failed: context id 1033: Address already in use (os error 98)"));
+        assert!(!cid_taken("vsock device failed: context id 1033: Bad address (os error 14)"));
+        assert!(!cid_taken("listening failed: Address already in use (os error 98)"));
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_process_that_says_nothing_is_told_by_its_status() {
+        let child = Command::new("/bin/sleep").arg("60").spawn().unwrap();
+        let pidfd = Arc::new(process::open(i32::try_from(child.id()).unwrap()).unwrap().unwrap());
+        let (ours, _theirs) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::NONBLOCK,
+            None,
+        )
+        .unwrap();
+        let watched = Watched {
+            pidfd: Arc::clone(&pidfd),
+            child: Some(child),
+            control: ours,
+            oom_killed: Box::new(|| false),
+        };
+        let mut machine = watch(watched, "test".to_owned()).unwrap();
+        process::kill_pidfd(&pidfd);
+        let end = machine.ended().await;
+        assert_eq!(
+            end,
+            MachineEnd::Ended(Reason::new("monitor_killed", "the monitor was killed by signal 9"))
+        );
+    }
+
+    #[tokio::test]
+    async fn a_monitor_s_last_word_is_heard_although_it_has_gone() {
+        let child = Command::new("/bin/true").spawn().unwrap();
+        let pidfd = Arc::new(process::open(i32::try_from(child.id()).unwrap()).unwrap().unwrap());
+        let (ours, theirs) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::NONBLOCK,
+            None,
+        )
+        .unwrap();
+        let booted = FromMonitor::Booted { configured_us: 1, vm_created_us: 2, booted_us: 3 };
+        let word = FromMonitor::Stopped(StopReason::GuestCrash { detail: "triple fault".to_owned() });
+        for message in [booted, word] {
+            send(&theirs, &monitor::encode(&message).unwrap(), SendFlags::empty()).unwrap();
+        }
+        drop(theirs);
+        let watched = Watched { pidfd, child: Some(child), control: ours, oom_killed: Box::new(|| false) };
+        let mut machine = watch(watched, "test".to_owned()).unwrap();
+        assert_eq!(machine.ended().await, MachineEnd::Ended(Reason::new("guest_crashed", "triple fault")));
+        assert_eq!(machine.booted().map(|b| b.booted_us), Some(3));
+    }
 }
