@@ -16,7 +16,8 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 pub fn all(cache: &Cache) -> Result<PathBuf> {
     let vmlinux = kernel::vmlinux(cache)?;
     let monitor = monitor(cache)?;
-    let (daemon, command_line) = (release(cache, "bivouacd")?, release(cache, "bivouac")?);
+    let (daemon, command_line) =
+        (release(cache, "bivouacd", "bivouacd")?, release(cache, "bivouac", "bivouac")?);
 
     let prefix = target_dir()?.join("bivouac");
     let bin = prefix.join("bin");
@@ -55,9 +56,9 @@ fn monitor(cache: &Cache) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A program whose package has its name.
-fn release(cache: &Cache, name: &str) -> Result<PathBuf> {
-    cargo(cache, name, "release", name)
+/// A program in the profile of those that need neither be small nor start in no time.
+pub fn release(cache: &Cache, package: &str, binary: &str) -> Result<PathBuf> {
+    cargo(cache, package, "release", binary)
 }
 
 fn cargo(cache: &Cache, package: &str, profile: &str, binary: &str) -> Result<PathBuf> {

@@ -34,19 +34,23 @@ pub const TIMED_OUT: u8 = 124;
 /// Silence after which a lab counts as stalled. A working one speaks every second.
 const SILENCE: Duration = Duration::from_secs(60);
 
+const CPUS: u32 = 1;
+const MEMORY_MIB: u32 = 6144;
+const DISK_MIB: u32 = 16384;
+
 /// Always passed on, if set.
 const ENVIRONMENT: &[&str] = &["HOME", "LANG", "PATH", "RUST_BACKTRACE", "TERM", "USER"];
 
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     /// Emulated processors. One is as fast for sequential work, and two can hang under load
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = CPUS)]
     pub cpus: u32,
     /// Memory; only what is touched is taken from this machine
-    #[arg(long, default_value_t = 6144)]
+    #[arg(long, default_value_t = MEMORY_MIB)]
     pub memory_mib: u32,
     /// XFS scratch disk at /var/lib/bivouac; sparse, thrown away
-    #[arg(long, default_value_t = 16384)]
+    #[arg(long, default_value_t = DISK_MIB)]
     pub disk_mib: u32,
     /// End the lab this many seconds after its start, with exit status 124
     #[arg(long, value_name = "SECONDS")]
@@ -63,6 +67,22 @@ pub struct Options {
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+}
+
+impl Default for Options {
+    /// As if only a command had been given; tells clap nothing.
+    fn default() -> Self {
+        Self {
+            cpus: CPUS,
+            memory_mib: MEMORY_MIB,
+            disk_mib: DISK_MIB,
+            timeout: None,
+            env: Vec::new(),
+            share: Vec::new(),
+            retry_stalled: false,
+            command: Vec::new(),
+        }
+    }
 }
 
 /// How a stay in the lab ended.

@@ -2,11 +2,14 @@
 
 mod build;
 mod cache;
+mod check;
 mod deb;
+mod demo;
 mod digest;
 mod disk;
 mod host;
 mod kernel;
+mod kvmfit;
 mod lab;
 mod progress;
 mod rootfs;
@@ -43,6 +46,10 @@ enum Task {
     Build,
     /// Run a command on an emulated bare-metal host with a working KVM
     Lab(lab::Options),
+    /// Set everything up, then play the main job in the terminal
+    Demo,
+    /// Run every check and test (`.ci/run` does the same)
+    Test(check::Options),
     /// The lab's first process
     #[command(hide = true)]
     LabInside,
@@ -75,6 +82,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         }
         Task::Build => println!("{}", build::all(&cache)?.display()),
         Task::Lab(options) => return lab::run(&cache, options),
+        Task::Demo => return demo::run(&cache),
+        Task::Test(options) => return check::run(&cache, options),
         Task::LabInside => {}
     }
     Ok(ExitCode::SUCCESS)

@@ -1,0 +1,26 @@
+//! `cargo xtask demo`: everything that has to be there, and then the main job, played where guests can run.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::cache::Cache;
+use crate::kvmfit::{Guests, Place};
+use crate::{build, host};
+
+pub fn run(cache: &Cache) -> Result<ExitCode> {
+    host::need(cache, host::RUN)?;
+    let place = Place::choose();
+    let prefix = build::all(cache)?;
+    let program = build::release(cache, "bivouac-tests", "bivouac-demo")?;
+    place.run(
+        cache,
+        &Guests {
+            program: &program,
+            arguments: &[],
+            env: &[("BIVOUAC_PREFIX", prefix.display().to_string())],
+            shared: &[build::target_dir()?],
+            retryable: true,
+        },
+    )
+}
