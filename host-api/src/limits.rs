@@ -7,7 +7,7 @@ pub const JSON_BODY: usize = 2 << 20;
 /// argv and environment of one command together, in bytes.
 pub const ARGV_AND_ENV: usize = 512 << 10;
 /// Standard input of one command, in bytes.
-pub const STDIN: usize = 1 << 20;
+pub const STDIN: usize = bivouac_protocol::agent::STDIN_MAX;
 pub const REQUEST_ID: usize = 128;
 pub const NAME: usize = 128;
 pub const PATH: usize = 4096;

@@ -267,7 +267,7 @@ pub struct ListQuery {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CommandList {
     /// Without their output.
-    pub commands: Vec<CommandDocument>,
+    pub items: Vec<CommandDocument>,
     /// Where the next page starts; absent on the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
@@ -292,8 +292,8 @@ pub async fn list(
     let after = after(query.cursor.as_deref())?;
     let mut rows = app.store.commands(sandbox.id.as_str(), after, limit.saturating_add(1)).await?;
     let next_cursor = next_page(&mut rows, limit, |row| row.seq);
-    let commands = rows.iter().map(|row| documents::command(row, None)).collect::<Result<_, _>>()?;
-    Ok(Json(CommandList { commands, next_cursor }))
+    let items = rows.iter().map(|row| documents::command(row, None)).collect::<Result<_, _>>()?;
+    Ok(Json(CommandList { items, next_cursor }))
 }
 
 /// Look at a command, and wait for its end if asked to.

@@ -24,7 +24,7 @@ pub struct EventQuery {
 
 #[derive(Debug, Serialize, ToSchema)]
 pub struct EventList {
-    pub events: Vec<EventDocument>,
+    pub items: Vec<EventDocument>,
     /// Where the next page starts; absent on the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
@@ -49,5 +49,5 @@ pub async fn list(
     let sandbox = query.sandbox_id.as_deref();
     let mut rows = app.store.events(&caller.org, sandbox, after, limit.saturating_add(1)).await?;
     let next_cursor = next_page(&mut rows, limit, |row| row.seq);
-    Ok(Json(EventList { events: rows.into_iter().map(documents::event).collect(), next_cursor }))
+    Ok(Json(EventList { items: rows.into_iter().map(documents::event).collect(), next_cursor }))
 }

@@ -238,7 +238,7 @@ pub struct ListQuery {
 
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SandboxList {
-    pub sandboxes: Vec<SandboxDocument>,
+    pub items: Vec<SandboxDocument>,
     /// Where the next page starts; absent on the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
@@ -272,8 +272,8 @@ pub async fn list(
         app.store.sandboxes(&caller.org, query.state.as_deref(), after, limit.saturating_add(1)).await?;
     let next_cursor = next_page(&mut rows, limit, |row| row.seq);
     let now = app.clock.now();
-    let sandboxes = rows.iter().map(|row| documents::sandbox(row, now)).collect::<Result<_, _>>()?;
-    Ok(Json(SandboxList { sandboxes, next_cursor }))
+    let items = rows.iter().map(|row| documents::sandbox(row, now)).collect::<Result<_, _>>()?;
+    Ok(Json(SandboxList { items, next_cursor }))
 }
 
 /// Cuts a page that was read with one row too many, and says where the next one starts.

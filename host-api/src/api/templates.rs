@@ -34,7 +34,7 @@ pub struct TemplateDocument {
 
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TemplateList {
-    pub templates: Vec<TemplateDocument>,
+    pub items: Vec<TemplateDocument>,
 }
 
 fn document(template: &Template) -> TemplateDocument {
@@ -67,14 +67,14 @@ pub async fn list(Shared(app): Shared<App>, Caller(_): Caller) -> Result<Json<Te
     let names = tokio::task::spawn_blocking(move || all.names())
         .await
         .map_err(|e| Problem::internal("the templates could not be listed", e))?;
-    let mut templates = Vec::new();
+    let mut items = Vec::new();
     for name in names {
         match template(&app, &name).await {
-            Ok(found) => templates.push(document(&found)),
+            Ok(found) => items.push(document(&found)),
             Err(problem) => tracing::warn!(template = name, %problem, "left out of the list"),
         }
     }
-    Ok(Json(TemplateList { templates }))
+    Ok(Json(TemplateList { items }))
 }
 
 /// Look at a template.

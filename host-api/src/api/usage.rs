@@ -25,7 +25,7 @@ pub struct UsageQuery {
 
 #[derive(Debug, Serialize, ToSchema)]
 pub struct UsageList {
-    pub usage: Vec<UsageDocument>,
+    pub items: Vec<UsageDocument>,
     /// Where the next page starts; absent on the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
@@ -63,6 +63,6 @@ pub async fn list(
         }
     };
     let now = app.clock.now();
-    let usage = rows.iter().map(|row| documents::usage(row, now)).collect::<Result<_, _>>()?;
-    Ok(Json(UsageList { usage, next_cursor }))
+    let items = rows.iter().map(|row| documents::usage(row, now)).collect::<Result<_, _>>()?;
+    Ok(Json(UsageList { items, next_cursor }))
 }

@@ -292,11 +292,8 @@ impl Guest {
 
     async fn start(&self, mut channel: tokio::io::DuplexStream, start: StartCommand) -> Served {
         let mut stdin = Vec::new();
-        loop {
-            match wire::receive(&mut channel).await? {
-                More::Stdin(data) => stdin.extend(data),
-                _ => break,
-            }
+        while let More::Stdin(data) = wire::receive(&mut channel).await? {
+            stdin.extend(data);
         }
         let fresh = {
             let mut commands = lock(&self.commands);

@@ -17,8 +17,6 @@ use utoipa::ToSchema;
 
 /// How often another CID is tried before the host is taken to have none.
 const CID_ATTEMPTS: u32 = 8;
-/// PATH of a command when neither template nor request has one.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// How long each part of a creation took, in microseconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -149,7 +147,6 @@ async fn boot_once(
 fn configuration(row: &SandboxRow, template: &Template, id: &SandboxId) -> Configure {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let mut env: BTreeMap<String, String> = template.env.clone();
-    env.entry("PATH".to_owned()).or_insert_with(|| PATH.to_owned());
     let own: BTreeMap<String, String> = serde_json::from_str(&row.env).unwrap_or_default();
     env.extend(own);
     Configure {

@@ -89,8 +89,8 @@ async fn a_wait_bounds_the_wait_and_not_the_command() {
     );
     assert_eq!(host.run(&id, body).await.json["exit_code"], 4);
     let listed = host.get(&format!("/v1/sandboxes/{id}/commands")).await.json;
-    assert_eq!(listed["commands"][0]["id"], *command);
-    assert!(listed["commands"][0]["stdout"].is_null());
+    assert_eq!(listed["items"][0]["id"], *command);
+    assert!(listed["items"][0]["stdout"].is_null());
 }
 
 #[tokio::test]

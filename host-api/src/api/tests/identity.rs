@@ -57,15 +57,12 @@ async fn another_organization_s_sandbox_is_not_found_anywhere() {
     }
     assert!(tried >= 12, "{tried}");
     assert!(
-        host.send(&foreign, "GET", "/v1/sandboxes", None).await.json["sandboxes"]
-            .as_array()
-            .unwrap()
-            .is_empty()
+        host.send(&foreign, "GET", "/v1/sandboxes", None).await.json["items"].as_array().unwrap().is_empty()
     );
     let usage = host.send(&foreign, "GET", &format!("/v1/usage?sandbox_id={id}"), None).await;
     assert_eq!(usage.code(), "sandbox_not_found");
     let events = host.send(&foreign, "GET", &format!("/v1/events?sandbox_id={id}"), None).await;
-    assert!(events.json["events"].as_array().unwrap().is_empty());
+    assert!(events.json["items"].as_array().unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -73,8 +73,8 @@ async fn a_sandbox_that_cannot_be_made_is_a_problem_with_its_id_and_reason_and_l
 
     let id = made.json["sandbox_id"].as_str().unwrap();
     let listed = host.get("/v1/sandboxes?state=failed").await;
-    assert_eq!(listed.json["sandboxes"][0]["id"], *id);
-    assert_eq!(listed.json["sandboxes"][0]["reason"]["code"], "boot_failed");
+    assert_eq!(listed.json["items"][0]["id"], *id);
+    assert_eq!(listed.json["items"][0]["reason"]["code"], "boot_failed");
     while !host.world.held().is_empty() {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
@@ -128,7 +128,7 @@ async fn delete_is_durable_idempotent_and_ends_billing_when_it_is_accepted() {
     let second = host.delete(&path).await;
     assert_eq!(second.bytes, first.bytes);
 
-    let usage = host.get(&format!("/v1/usage?sandbox_id={id}")).await.json["usage"][0].clone();
+    let usage = host.get(&format!("/v1/usage?sandbox_id={id}")).await.json["items"][0].clone();
     assert_eq!(usage, last["usage"]);
     assert_eq!(usage["state"], "final");
     assert_eq!(usage["billing_ended_at"], first.json["delete_accepted_at"]);
@@ -139,7 +139,7 @@ async fn delete_is_durable_idempotent_and_ends_billing_when_it_is_accepted() {
 
     let events = host.get(&format!("/v1/events?sandbox_id={id}")).await.json;
     let kinds: Vec<_> =
-        events["events"].as_array().unwrap().iter().map(|e| e["kind"].as_str().unwrap()).collect();
+        events["items"].as_array().unwrap().iter().map(|e| e["kind"].as_str().unwrap()).collect();
     let expected =
         ["sandbox.creating", "sandbox.running", "sandbox.deleting", "usage.stopped", "sandbox.deleted"];
     assert_eq!(kinds, expected);
@@ -189,7 +189,7 @@ async fn a_host_that_is_full_says_so_and_makes_nothing() {
     let full = host.post("/v1/sandboxes", json!({"template": "base", "memory_mib": 20_000})).await;
     assert_eq!((full.status.as_u16(), full.code()), (503, "host_capacity"));
     assert!(full.json["retry_after_ms"].is_u64() && full.headers.contains_key("retry-after"));
-    assert!(host.get("/v1/sandboxes?state=all").await.json["sandboxes"].as_array().unwrap().is_empty());
+    assert!(host.get("/v1/sandboxes?state=all").await.json["items"].as_array().unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -216,7 +216,7 @@ async fn a_list_pages_in_the_order_things_were_made_and_leaves_out_the_deleted()
     let rest = host.get(&format!("/v1/sandboxes?limit=9&cursor={cursor}")).await.json;
     assert!(rest["next_cursor"].is_null());
     let ids = |page: &serde_json::Value| -> Vec<String> {
-        page["sandboxes"].as_array().unwrap().iter().map(|s| s["id"].as_str().unwrap().to_owned()).collect()
+        page["items"].as_array().unwrap().iter().map(|s| s["id"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!([ids(&page), ids(&rest)].concat(), made);
 

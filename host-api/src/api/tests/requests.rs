@@ -69,10 +69,7 @@ async fn a_wrong_command_is_told_which_field_is_wrong() {
         assert!(refused.json["detail"].as_str().unwrap().contains(named), "{}", refused.json);
     }
     assert!(
-        host.get(&format!("/v1/sandboxes/{id}/commands")).await.json["commands"]
-            .as_array()
-            .unwrap()
-            .is_empty()
+        host.get(&format!("/v1/sandboxes/{id}/commands")).await.json["items"].as_array().unwrap().is_empty()
     );
 }
 
@@ -147,9 +144,9 @@ async fn the_document_describes_every_address_and_metrics_are_there() {
     assert!(metrics.contains("bivouac_sandboxes{state=\"running\"} 1"), "{metrics}");
     let templates = host.get("/v1/templates").await.json;
     assert_eq!(
-        (templates["templates"][0]["name"].as_str(), templates["templates"][0]["memory_mib"].as_u64()),
+        (templates["items"][0]["name"].as_str(), templates["items"][0]["memory_mib"].as_u64()),
         (Some("base"), Some(128))
     );
-    assert_eq!(host.get("/v1/templates/base").await.json, templates["templates"][0]);
+    assert_eq!(host.get("/v1/templates/base").await.json, templates["items"][0]);
     assert_eq!(host.get("/v1/templates/no").await.code(), "template_not_found");
 }

@@ -111,6 +111,6 @@ async fn a_delete_that_was_accepted_is_finished_and_orphans_are_released() {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let events = host.get(&format!("/v1/events?sandbox_id={id}")).await.json;
-    let stops = events["events"].as_array().unwrap().iter().filter(|e| e["kind"] == "usage.stopped").count();
+    let stops = events["items"].as_array().unwrap().iter().filter(|e| e["kind"] == "usage.stopped").count();
     assert_eq!(stops, 1);
 }
