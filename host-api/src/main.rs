@@ -2,6 +2,7 @@
 
 use bivouacd::serve::{Config, serve};
 use clap::Parser;
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -53,7 +54,7 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_env("BIVOUAC_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match args.log_format {
-        LogFormat::Text => log.with_target(false).init(),
+        LogFormat::Text => log.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => log.json().init(),
     }
     let config = Config {

@@ -56,7 +56,7 @@ impl RealMachines {
         let dirs = SandboxDirs::new(&settings.data_dir)
             .map_err(MachineError::io("making the folder of sandboxes"))?;
         let cgroups = Cgroups::new(&settings.instance)?;
-        let disks = EmptyDisks::new(settings.prefix.join("scratch"));
+        let disks = EmptyDisks::new(settings.prefix.join("scratch"), settings.data_dir.join("disks"));
         let known = Mutex::new(HashMap::new());
         Ok(Self { inner: Arc::new(Inner { settings, dirs, cgroups, disks, known }) })
     }
