@@ -13,7 +13,7 @@ use crate::progress::Step;
 use crate::{build, host, repository};
 
 /// The one that licences, bans and sources are checked with; pinned, so that a new release is a change here.
-const CARGO_DENY: &str = "0.18.9";
+const CARGO_DENY: &str = "0.20.2";
 /// The package whose tests need machines.
 const END_TO_END: &str = "bivouac-tests";
 /// Where no network is, fetching a database must not hold up the rest.
@@ -93,7 +93,7 @@ fn dependencies(cache: &Cache) -> Result<()> {
     let deny = cargo_deny(cache)?;
     let check = |what: &[&str]| {
         let mut command = Command::new(&deny);
-        command.current_dir(repository()).args(["--log-level", "warn", "check", "--hide-inclusion-graph"]);
+        command.current_dir(repository()).args(["--log-level", "error", "check", "--hide-inclusion-graph"]);
         command.args(what);
         succeed(&mut command, "deny.toml says what is allowed, and why")
     };

@@ -122,14 +122,14 @@ pub fn run(cache: &Cache, options: &Options) -> Result<ExitCode> {
 
 fn stay(cache: &Cache, options: &Options) -> Result<End> {
     let parts = parts::get(cache)?;
-    let helper = std::env::current_exe().context("cannot tell where this program is")?;
+    let folder = cache.root().join("lab/run");
+    std::fs::create_dir_all(&folder)?;
+    let helper = helper(&folder)?;
     let shared = shared(cache, options, &helper)?;
     let shared: Vec<&Path> = shared.iter().map(PathBuf::as_path).collect();
     let settings = initramfs::Settings { helper: &helper, modules: &parts.modules, shared: &shared };
     let initramfs = initramfs::build(&settings)?;
 
-    let folder = cache.root().join("lab/run");
-    std::fs::create_dir_all(&folder)?;
     let messages = cache.log_file(&format!("lab-{}", std::process::id()))?;
     let size = Size { cpus: options.cpus, memory_mib: options.memory_mib, disk_mib: options.disk_mib };
     let machine = Machine::start(&parts, &size, &initramfs, &messages, &folder)?;
@@ -228,6 +228,18 @@ fn feed(mut port: UnixStream) {
             return;
         }
     }
+}
+
+/// This program, by a path that leads to it inside too.
+fn helper(folder: &Path) -> Result<PathBuf> {
+    let path = std::env::current_exe().context("cannot tell where this program is")?;
+    if path.is_file() {
+        return Ok(path);
+    }
+    // A later build took its place.
+    let copy = folder.join(format!("xtask-{}", std::process::id()));
+    std::fs::copy("/proc/self/exe", &copy).with_context(|| format!("cannot copy to {}", copy.display()))?;
+    Ok(copy)
 }
 
 fn job(options: &Options) -> Result<Job> {
