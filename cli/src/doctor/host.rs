@@ -29,7 +29,7 @@ pub fn cgroup_v2() -> Finding {
     const MAGIC: i64 = 0x6367_7270;
     let name = "cgroup_v2";
     match rustix::fs::statfs(CGROUP) {
-        Ok(found) if found.f_type as i64 == MAGIC => Finding::good(name, true, format!("cgroup v2 is at {CGROUP}")),
+        Ok(found) if found.f_type == MAGIC => Finding::good(name, true, format!("cgroup v2 is at {CGROUP}")),
         _ => Finding::bad(
             name,
             true,
@@ -42,8 +42,10 @@ pub fn cgroup_v2() -> Finding {
 pub fn cgroup_controllers() -> Finding {
     let name = "cgroup_controllers";
     let there = fs::read_to_string(format!("{CGROUP}/cgroup.controllers")).unwrap_or_default();
-    let missing: Vec<_> =
-        ["memory", "pids", "cpu"].into_iter().filter(|c| !there.split_whitespace().any(|t| t == *c)).collect();
+    let missing: Vec<_> = ["memory", "pids", "cpu"]
+        .into_iter()
+        .filter(|c| !there.split_whitespace().any(|t| t == *c))
+        .collect();
     if missing.is_empty() {
         Finding::good(name, false, "memory, pids and cpu can be limited")
     } else {
@@ -59,7 +61,9 @@ pub fn cgroup_controllers() -> Finding {
 pub fn tap() -> Finding {
     let name = "tap";
     match opens("/dev/net/tun") {
-        Ok(()) => Finding::good(name, false, "/dev/net/tun opens: sandboxes with an allow-list can have a network"),
+        Ok(()) => {
+            Finding::good(name, false, "/dev/net/tun opens: sandboxes with an allow-list can have a network")
+        }
         Err(e) => Finding::bad(
             name,
             false,
@@ -94,10 +98,19 @@ pub fn reflinks(data: &Path) -> Finding {
     let name = "reflinks";
     // The folder itself may not be there before the daemon's first start.
     let Some(folder) = data.ancestors().find(|folder| folder.is_dir()) else {
-        return Finding::bad(name, false, format!("{} is nowhere", data.display()), "give the data folder with --data-dir");
+        return Finding::bad(
+            name,
+            false,
+            format!("{} is nowhere", data.display()),
+            "give the data folder with --data-dir",
+        );
     };
     match try_reflink(folder) {
-        Ok(()) => Finding::good(name, false, format!("{} clones files: a sandbox's disk costs nothing", folder.display())),
+        Ok(()) => Finding::good(
+            name,
+            false,
+            format!("{} clones files: a sandbox's disk costs nothing", folder.display()),
+        ),
         Err(why) => Finding::bad(
             name,
             false,
@@ -108,8 +121,9 @@ pub fn reflinks(data: &Path) -> Finding {
 }
 
 fn try_reflink(folder: &Path) -> Result<(), rustix::io::Errno> {
-    let unnamed =
-        || rustix::fs::open(folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+    let unnamed = || {
+        rustix::fs::open(folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
+    };
     let (from, to) = (unnamed()?, unnamed()?);
     rustix::io::write(&from, &[1; 4096])?;
     rustix::fs::ioctl_ficlone(to.as_fd(), from.as_fd())
@@ -118,10 +132,9 @@ fn try_reflink(folder: &Path) -> Result<(), rustix::io::Errno> {
 pub fn favordynmods() -> Finding {
     let name = "favordynmods";
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let on = mounts
-        .lines()
-        .map(|line| line.split(' ').collect::<Vec<_>>())
-        .any(|fields| fields.get(1) == Some(&CGROUP) && fields.get(3).is_some_and(|o| o.contains("favordynmods")));
+    let on = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).any(|fields| {
+        fields.get(1) == Some(&CGROUP) && fields.get(3).is_some_and(|o| o.contains("favordynmods"))
+    });
     if on {
         Finding::good(name, false, "cgroup changes are quick (favordynmods)")
     } else {

@@ -69,7 +69,9 @@ fn of_probe(found: bivouac_vmm::probe::Finding) -> Finding {
             format!("{}: {why}", found.what),
             match found.name {
                 "kvm_device" => "see above; then run this again",
-                "kvm_features" => "use a Linux kernel of version 6.1 or later, with KVM built in or as a module",
+                "kvm_features" => {
+                    "use a Linux kernel of version 6.1 or later, with KVM built in or as a module"
+                }
                 _ => {
                     "use a host whose processor runs guests itself: bare metal with VT-x or AMD-V switched on, or a \
                      virtual machine with nested virtualization"
@@ -97,7 +99,8 @@ impl Report {
         if let Some(ns) = self.nanoseconds_per_instruction {
             let _ = writeln!(out, "\nA guest's kernel runs at {ns:.1} ns an instruction.");
         }
-        let verdict = if self.fit { "This host can run sandboxes." } else { "This host cannot run sandboxes." };
+        let verdict =
+            if self.fit { "This host can run sandboxes." } else { "This host cannot run sandboxes." };
         let _ = writeln!(out, "{verdict}");
         out
     }

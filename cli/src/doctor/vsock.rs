@@ -18,7 +18,9 @@ const HEADER: usize = 16;
 pub fn other_listeners() -> Finding {
     let name = "vsock_listeners";
     match listening_ports() {
-        Ok(ports) if ports.is_empty() => Finding::good(name, false, "nothing on this host listens on AF_VSOCK"),
+        Ok(ports) if ports.is_empty() => {
+            Finding::good(name, false, "nothing on this host listens on AF_VSOCK")
+        }
         Ok(ports) => {
             let list: Vec<String> = ports.iter().map(u32::to_string).collect();
             Finding::bad(
