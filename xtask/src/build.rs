@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow, bail};
 
 use crate::cache::Cache;
+use crate::progress::Step;
 use crate::{cache, disk, host, kernel, repository, rootfs};
 
 /// The only target there is; `.cargo/config.toml` names it too, so it is part of every artifact's path.
@@ -63,7 +64,8 @@ pub fn release(cache: &Cache, package: &str, binary: &str) -> Result<PathBuf> {
 
 fn cargo(cache: &Cache, package: &str, profile: &str, binary: &str) -> Result<PathBuf> {
     host::need(cache, host::BUILD)?;
-    // Cargo shows its own progress.
+    // Cargo's own words, warnings and errors, are for the reader; its progress is the step's.
+    let _step = Step::begin(cache, &format!("compile {binary}"))?;
     let status = Command::new(cargo_program())
         .args(["build", "--quiet", "--profile", profile, "--package", package, "--bin", binary])
         .current_dir(repository())

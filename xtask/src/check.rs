@@ -16,6 +16,8 @@ use crate::{build, host, repository};
 const CARGO_DENY: &str = "0.20.2";
 /// The package whose tests need machines.
 const END_TO_END: &str = "bivouac-tests";
+/// More than every end-to-end test takes in a lab on a machine that is busy with others.
+const SECONDS: u64 = 3600;
 /// Where no network is, fetching a database must not hold up the rest.
 const FETCH_SECONDS: &str = "60";
 
@@ -139,6 +141,7 @@ fn end_to_end(cache: &Cache, options: &Options) -> Result<()> {
                 env: &[("BIVOUAC_PREFIX", prefix.display().to_string())],
                 shared: &[build::target_dir()?],
                 retryable: true,
+                seconds: SECONDS,
             },
         )?;
         if code != ExitCode::SUCCESS {
@@ -180,7 +183,8 @@ fn executables(messages: &str) -> Vec<PathBuf> {
     messages.lines().filter_map(program).collect()
 }
 
-/// Installed into the cache when it is not there: it takes some minutes to compile, once.
+/// Installed into the cache when it is not there. Unoptimized, since it has half a second of work to do and takes minutes to
+/// compile otherwise.
 fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
     let folder = cache.folder(&format!("tools/cargo-deny-{CARGO_DENY}"), |out| {
         host::need(cache, host::BUILD)?;
@@ -188,7 +192,8 @@ fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
         let work = out.join("work");
         step.run(
             Command::new(build::cargo_program())
-                .args(["install", "--locked", "--no-track", "cargo-deny", "--version", CARGO_DENY, "--root"])
+                .args(["install", "--locked", "--no-track", "--debug", "cargo-deny", "--version", CARGO_DENY])
+                .args(["--config", "profile.dev.debug=false", "--root"])
                 .arg(out)
                 .arg("--target-dir")
                 .arg(&work)

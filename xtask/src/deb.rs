@@ -26,6 +26,23 @@ pub fn candidate(cache: &Cache, package: &str) -> Result<String> {
     })
 }
 
+/// The version to use: what apt would download, or, where apt knows none (its lists can be gone), what the cache
+/// already has under `folder` as `<version><suffix>`.
+pub fn version(cache: &Cache, package: &str, folder: &str, suffix: &str) -> Result<String> {
+    if let Some(version) = policy(package)? {
+        return Ok(version);
+    }
+    let cached = std::fs::read_dir(cache.root().join(folder)).into_iter().flatten().filter_map(|entry| {
+        let entry = entry.ok()?;
+        let version = entry.file_name().to_str()?.strip_suffix(suffix)?.to_owned();
+        Some((entry.metadata().ok()?.modified().ok()?, version))
+    });
+    match cached.max() {
+        Some((_, version)) => Ok(version),
+        None => candidate(cache, package),
+    }
+}
+
 /// The one package that the empty package `meta` stands for.
 pub fn stands_for(meta: &str) -> Result<String> {
     let output =

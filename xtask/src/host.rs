@@ -15,7 +15,7 @@ pub const LAB: &[&str] =
 /// Making root filesystems and disks.
 pub const ROOTFS: &[&str] = &["busybox-static", "ca-certificates", "e2fsprogs", "erofs-utils", "mmdebstrap"];
 /// What the daemon and the tests call on the host they run on.
-pub const RUN: &[&str] = &["iproute2", "nftables", "python3-minimal"];
+pub const RUN: &[&str] = &["iproute2", "nftables"];
 /// Compiling the sources: the linker and the static C library.
 pub const BUILD: &[&str] = &["gcc", "libc6-dev"];
 

@@ -28,9 +28,10 @@ const FIXED: &[(&str, &str)] = &[
 /// Path of the uncompressed kernel, which is built first if need be.
 pub fn vmlinux(cache: &Cache) -> Result<PathBuf> {
     let fragments = fragments(&repository().join("kernel-config"))?;
-    let version = deb::candidate(cache, SOURCE)?;
     let hash = digest::of_parts([RECIPE, &format!("{FIXED:?}"), &fragments]);
-    let name = format!("kernel/{version}-{}", digest::short(&hash));
+    let suffix = format!("-{}", digest::short(&hash));
+    let version = deb::version(cache, SOURCE, "kernel", &suffix)?;
+    let name = format!("kernel/{version}{suffix}");
     let dir = cache.folder(&name, |dir| build(cache, &version, &fragments, dir))?;
     let vmlinux = dir.join("vmlinux");
     let expected = fs::read_to_string(dir.join("vmlinux.sha256"))?;

@@ -31,6 +31,8 @@ pub struct Guests<'a> {
     pub shared: &'a [PathBuf],
     /// It may be run again from the start if the lab stalls; it then has no standard input.
     pub retryable: bool,
+    /// Ended after this long in the lab, where a hang would otherwise look like work.
+    pub seconds: u64,
 }
 
 impl Place {
@@ -60,6 +62,7 @@ impl Place {
                     env,
                     share: guests.shared.to_vec(),
                     retry_stalled: guests.retryable,
+                    timeout: Some(guests.seconds),
                     command,
                     ..lab::Options::default()
                 };

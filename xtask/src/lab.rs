@@ -10,6 +10,7 @@ mod initramfs;
 pub mod inside;
 mod machine;
 mod parts;
+mod terminal;
 mod wire;
 
 use std::io::{Read, Write};
@@ -22,6 +23,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use self::machine::{Machine, Size};
+use self::terminal::Raw;
 use self::wire::{CHUNK, Job, Kind};
 use crate::cache::Cache;
 use crate::{host, repository};
@@ -135,13 +137,15 @@ fn stay(cache: &Cache, options: &Options) -> Result<End> {
     let machine = Machine::start(&parts, &size, &initramfs, &messages, &folder)?;
 
     let mut port = machine.port.try_clone()?;
-    wire::send(&mut port, Kind::Job, &serde_json::to_vec(&job(options)?)?)?;
+    let raw = if options.retry_stalled { None } else { Raw::enter() };
+    wire::send(&mut port, Kind::Job, &serde_json::to_vec(&job(options, raw.as_ref().map(|raw| raw.size))?)?)?;
     if options.retry_stalled {
         wire::send(&mut port, Kind::Stdin, b"")?;
     } else {
         std::thread::spawn(move || feed(port));
     }
     let end = follow(&machine.port, options.timeout.map(Duration::from_secs), SILENCE);
+    drop(raw);
     drop(machine);
     match end {
         Ok(end @ (End::Exit(_) | End::TimedOut)) => {
@@ -242,7 +246,7 @@ fn helper(folder: &Path) -> Result<PathBuf> {
     Ok(copy)
 }
 
-fn job(options: &Options) -> Result<Job> {
+fn job(options: &Options, terminal: Option<terminal::Size>) -> Result<Job> {
     let mut env: Vec<(String, String)> =
         ENVIRONMENT.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))).collect();
     for wish in &options.env {
@@ -254,7 +258,7 @@ fn job(options: &Options) -> Result<Job> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     let cwd = std::env::current_dir()?;
     let cwd = cwd.to_str().with_context(|| format!("{} is not UTF-8", cwd.display()))?.to_owned();
-    Ok(Job { argv: options.command.clone(), env, cwd, now_ns: u64::try_from(now.as_nanos())? })
+    Ok(Job { argv: options.command.clone(), env, cwd, now_ns: u64::try_from(now.as_nanos())?, terminal })
 }
 
 /// The folders that are the machine's own inside, each by its real path, none inside another.

@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{WaitOptions, wait};
 use rustix::time::{ClockId, Timespec, clock_settime};
 
+use super::terminal;
 use super::wire::{self, CHUNK, Job, Kind};
 
 /// How long output is still read after the command ended, while a process it left behind holds the pipe.
@@ -54,30 +55,36 @@ pub fn run() -> Result<()> {
 fn command(job: &Job, stdin: File, to: &Port) -> Result<i32> {
     let (program, arguments) = job.argv.split_first().context("no command")?;
     let path = job.env.iter().find(|(name, _)| name == "PATH").map_or("/usr/bin:/bin", |(_, path)| path);
-    let mut child = Command::new(find(program, path, Path::new(&job.cwd)))
-        .arg0(program)
-        .args(arguments)
-        .env_clear()
-        .envs(job.env.iter().map(|(name, value)| (name, value)))
-        .current_dir(&job.cwd)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    if let Some(pipe) = child.stdin.take() {
-        std::thread::spawn(move || feed(stdin, pipe));
-    }
+    let mut command = Command::new(find(program, path, Path::new(&job.cwd)));
+    command.arg0(program).args(arguments).env_clear().current_dir(&job.cwd);
+    command.envs(job.env.iter().map(|(name, value)| (name, value)));
     let (done, finished) = channel();
-    if let Some(pipe) = child.stdout.take() {
-        pump(pipe, Kind::Stdout, to, done.clone());
-    }
-    if let Some(pipe) = child.stderr.take() {
-        pump(pipe, Kind::Stderr, to, done);
-    }
+    let child = if let Some(size) = job.terminal {
+        let terminal = terminal::give(&mut command, size)?;
+        let keys = terminal.try_clone()?;
+        let child = command.spawn()?;
+        std::thread::spawn(move || feed(stdin, keys));
+        pump(terminal, Kind::Stdout, to, done);
+        child
+    } else {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        if let Some(pipe) = child.stdin.take() {
+            std::thread::spawn(move || feed(stdin, pipe));
+        }
+        if let Some(pipe) = child.stdout.take() {
+            pump(pipe, Kind::Stdout, to, done.clone());
+        }
+        if let Some(pipe) = child.stderr.take() {
+            pump(pipe, Kind::Stderr, to, done);
+        }
+        child
+    };
+    // Ours is a copy that would keep the terminal open.
+    drop(command);
     let status = reap(child.id())?;
-    for _ in 0..2 {
-        let _ = finished.recv_timeout(DRAIN);
-    }
+    // Each stream says that it is done, and then there is none left that could.
+    while finished.recv_timeout(DRAIN).is_ok() {}
     Ok(status)
 }
 

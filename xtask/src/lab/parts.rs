@@ -27,21 +27,20 @@ pub struct Parts {
 }
 
 pub fn get(cache: &Cache) -> Result<Parts> {
-    // Known by version, so that the name is there only after apt's lists are.
-    deb::candidate(cache, PACKAGE)?;
-    let package = deb::stands_for(PACKAGE)?;
-    let version = deb::candidate(cache, &package)?;
-    let dir =
-        cache.folder(&format!("lab/{version}-{RECIPE}"), |dir| unpack(cache, &package, &version, dir))?;
+    let suffix = format!("-{RECIPE}");
+    // The version of the empty package is that of the kernel it stands for.
+    let version = deb::version(cache, PACKAGE, "lab", &suffix)?;
+    let dir = cache.folder(&format!("lab/{version}{suffix}"), |dir| unpack(cache, dir))?;
     Ok(Parts { kernel: dir.join("vmlinux"), modules: dir.join("modules") })
 }
 
-fn unpack(cache: &Cache, package: &str, version: &str, out: &Path) -> Result<()> {
+fn unpack(cache: &Cache, out: &Path) -> Result<()> {
     host::need(cache, host::LAB)?;
+    let package = deb::stands_for(PACKAGE)?;
     let step = Step::begin(cache, "lab: unpack Debian's kernel")?;
     let work = out.join("work");
     fs::create_dir(&work)?;
-    let files = deb::unpack(&step, &format!("{package}={version}"), &work)?;
+    let files = deb::unpack(&step, &package, &work)?;
 
     let release = only_entry(&files.join("lib/modules"))?;
     let packed = fs::read(files.join("boot").join(format!("vmlinuz-{release}")))?;

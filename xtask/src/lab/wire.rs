@@ -8,6 +8,8 @@ use std::io::{Read, Write};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::terminal;
+
 /// Name of the port, as /sys/class/virtio-ports shows it.
 pub const PORT: &str = "bivouac.lab";
 
@@ -47,6 +49,8 @@ pub struct Job {
     pub cwd: String,
     /// Wall-clock time, in nanoseconds since 1970-01-01 UTC.
     pub now_ns: u64,
+    /// Give the command a terminal, rather than three pipes.
+    pub terminal: Option<terminal::Size>,
 }
 
 pub fn send(to: &mut impl Write, kind: Kind, data: &[u8]) -> Result<()> {
