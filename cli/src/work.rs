@@ -15,8 +15,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Standard input that the API takes with a command, in bytes.
 const STDIN_MAX: u64 = 1 << 20;
-/// Kept output, in bytes: the most the API gives, so that a slow terminal loses nothing.
-const OUTPUT_LIMIT: u64 = 64 << 20;
+/// Kept output of each stream, in bytes: how far a terminal, or `-o json`, may be behind the command and lose nothing.
+const OUTPUT_LIMIT: u64 = 16 << 20;
 /// Life of a sandbox for one command, should its deletion not be asked for (this program was killed, say).
 const LIFE: Duration = Duration::from_secs(24 * 3600);
 /// The same, on top of the command's timeout.

@@ -22,8 +22,6 @@ pub const METADATA: usize = 16 << 10;
 pub const OUTPUT_DEFAULT: u64 = 1 << 20;
 pub const OUTPUT_MIN: u64 = 1 << 10;
 pub const OUTPUT_MAX: u64 = 64 << 20;
-/// What one stream contributes to a command's document at most; all that was kept is at `/output`.
-pub const OUTPUT_INLINE: u64 = 4 << 20;
 
 pub const VCPUS_MAX: u32 = 32;
 pub const MEMORY_MIB_MIN: u32 = 64;

@@ -167,6 +167,20 @@ impl Spool {
         if offset >= after.head_end && offset < after.tail_start { Ok(Vec::new()) } else { Ok(data) }
     }
 
+    /// What is kept, as of one moment, with the bytes of head and tail.
+    pub fn snapshot(&mut self) -> io::Result<(Extent, Vec<u8>, Vec<u8>)> {
+        self.refresh()?;
+        let mut extent = self.extent();
+        let head = self.read_region(0, extent.head_end)?;
+        let mut tail = self.read_region(extent.tail_start, extent.total.saturating_sub(extent.tail_start))?;
+        // What an append has overwritten while this read is not what it was.
+        self.refresh()?;
+        let overtaken = self.extent().tail_start.saturating_sub(extent.tail_start).min(len(&tail));
+        tail.drain(..usize::try_from(overtaken).unwrap_or(0));
+        extent.tail_start = extent.tail_start.saturating_add(overtaken);
+        Ok((extent, head, tail))
+    }
+
     /// Where `offset` lies in the file, and how many bytes follow it without a break.
     fn place(&self, offset: u64) -> (u64, u64) {
         let (head, tail) = (self.head(), self.tail());
@@ -250,16 +264,7 @@ mod tests {
     }
 
     fn everything(spool: &mut Spool) -> (Vec<u8>, Vec<u8>) {
-        let extent = spool.extent();
-        let head = spool.read(0, usize::MAX).unwrap();
-        let tail = if extent.dropped() > 0
-            || extent.tail_start > extent.head_end
-            || extent.total > extent.head_end
-        {
-            spool.read(extent.tail_start, usize::MAX).unwrap()
-        } else {
-            Vec::new()
-        };
+        let (_, head, tail) = spool.snapshot().unwrap();
         (head, tail)
     }
 
@@ -330,6 +335,25 @@ mod tests {
         // Taken up again from `total`, it is whole.
         after.append(190, &fresh).unwrap();
         assert_eq!(after.read(170, 100).unwrap(), bytes(170..220));
+    }
+
+    #[test]
+    fn a_reader_beside_a_writer_sees_true_bytes_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("stdout");
+        let mut writer = Spool::open_or_create(&path, 4096).unwrap();
+        let mut reader = Spool::open(&path).unwrap().unwrap();
+        let writing = std::thread::spawn(move || {
+            for start in (0..2_000_000).step_by(500) {
+                writer.append(start, &bytes(start..start + 500)).unwrap();
+            }
+        });
+        while !writing.is_finished() {
+            let (extent, head, tail) = reader.snapshot().unwrap();
+            assert_eq!(head, bytes(0..extent.head_end));
+            assert_eq!(tail, bytes(extent.tail_start..extent.total));
+        }
+        writing.join().unwrap();
     }
 
     proptest! {

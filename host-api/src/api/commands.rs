@@ -154,10 +154,7 @@ pub(super) async fn document(app: &App, row: &CommandRow) -> Result<CommandDocum
     let kept = |stream| {
         let reader = OutputReader::new(app, row, stream);
         async move {
-            reader
-                .kept(limits::OUTPUT_INLINE)
-                .await
-                .map_err(|e| Problem::internal("the recorded output could not be read", e))
+            reader.kept().await.map_err(|e| Problem::internal("the recorded output could not be read", e))
         }
     };
     let streams = (kept(StreamName::Stdout).await?, kept(StreamName::Stderr).await?);
@@ -292,7 +289,8 @@ pub async fn list(
     let after = after(query.cursor.as_deref())?;
     let mut rows = app.store.commands(sandbox.id.as_str(), after, limit.saturating_add(1)).await?;
     let next_cursor = next_page(&mut rows, limit, |row| row.seq);
-    let items = rows.iter().map(|row| documents::command(row, None)).collect::<Result<_, _>>()?;
+    let shown = rows.into_iter().map(|row| commands::overlaid(sandbox.live.as_ref(), row));
+    let items = shown.map(|row| documents::command(&row, None)).collect::<Result<_, _>>()?;
     Ok(Json(CommandList { items, next_cursor }))
 }
 

@@ -4,8 +4,7 @@
 //! both offsets after it, so that a reader who comes back with `Last-Event-ID` misses nothing and sees nothing twice.
 
 use super::App;
-use super::commands::document;
-use super::documents::chunk;
+use super::documents::{self, chunk};
 use super::extract::{Command, Params};
 use crate::commands::{OutputReader, Progress, StreamName, current};
 use crate::error::{Code, Problem, ProblemDocument};
@@ -47,7 +46,7 @@ struct Reader {
 /// Follow a command's output.
 ///
 /// Events: `output` ({stream, offset, encoding, text or data}), `gap` ({stream, from, to}: bytes dropped past the output
-/// limit), and last `end` (the command's document). Each has an id; send the last one seen as `Last-Event-ID` to go on
+/// limit), and last `end` (the command's document, without its output). Each has an id; send the last one seen as `Last-Event-ID` to go on
 /// from there.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/commands/{command_id}/stream", tag = "commands",
@@ -114,8 +113,7 @@ impl Reader {
             if ended {
                 self.done = true;
                 let row = current(&self.app, self.live.as_ref(), &self.row).await?;
-                let document = document(&self.app, &row).await?;
-                return self.event("end", &document);
+                return self.event("end", &documents::command(&row, None)?);
             }
             if let Some(progress) = &mut self.progress
                 && progress.changed().await.is_err()

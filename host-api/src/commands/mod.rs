@@ -15,7 +15,7 @@ mod output;
 mod submit;
 
 pub use output::{Kept, OutputReader, StreamName};
-pub use submit::{Submission, Submitted, current, submit, wait_end, watchdog};
+pub use submit::{Submission, Submitted, current, overlaid, submit, wait_end, watchdog};
 
 pub(crate) use drive::settle;
 

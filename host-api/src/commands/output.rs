@@ -73,13 +73,13 @@ impl Recorder {
     }
 }
 
-/// What was kept of a stream, up to a size.
+/// What was kept of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
     pub extent: Extent,
-    /// `[0, head.len())`.
+    /// `[0, extent.head_end)`, or everything if nothing was dropped.
     pub head: Vec<u8>,
-    /// `[total - tail.len(), total)`; empty where the head is everything.
+    /// `[extent.tail_start, extent.total)`, or nothing.
     pub tail: Vec<u8>,
 }
 
@@ -120,25 +120,15 @@ impl OutputReader {
         .await
     }
 
-    /// Head and tail, of `max` bytes together.
-    pub async fn kept(&self, max: u64) -> io::Result<Kept> {
+    /// All that was kept: the limit bounds it.
+    pub async fn kept(&self) -> io::Result<Kept> {
         let path = self.path.clone();
         blocking(move || {
             let Some(mut spool) = Spool::open(&path)? else {
                 return Ok(Kept { extent: Extent::EMPTY, head: Vec::new(), tail: Vec::new() });
             };
-            let extent = spool.extent();
-            let size = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-            let whole = extent.dropped() == 0 && extent.total <= max;
-            let (head_want, tail_want) = if whole {
-                (extent.head_end, extent.total.saturating_sub(extent.head_end))
-            } else {
-                let kept_tail = extent.total.saturating_sub(extent.tail_start);
-                (extent.head_end.min(max / 2), kept_tail.min(max.saturating_sub(max / 2)))
-            };
-            let mut head = spool.read(0, size(head_want))?;
-            let mut tail = spool.read(extent.total.saturating_sub(tail_want), size(tail_want))?;
-            if whole {
+            let (extent, mut head, mut tail) = spool.snapshot()?;
+            if extent.dropped() == 0 {
                 head.append(&mut tail);
             }
             Ok(Kept { extent, head, tail })

@@ -101,17 +101,32 @@ pub fn watchdog(timeout_ms: Option<i64>) -> Option<Duration> {
     Some(Duration::from_millis(timeout.saturating_add(grace)).saturating_add(limits::WATCHDOG_MARGIN))
 }
 
-/// The command as it is now. That it runs may be known before it is written.
+/// The command as it is now.
 pub async fn current(
     daemon: &Daemon,
     live: Option<&Arc<Live>>,
     row: &CommandRow,
 ) -> Result<CommandRow, Problem> {
-    let started =
-        live.and_then(|live| live.command(&row.id)).is_some_and(|progress| progress.borrow().started);
-    let mut row = daemon.store.command(&row.sandbox_id, &row.id).await?.unwrap_or_else(|| row.clone());
+    // Asked before the row is read: an end that comes in between is in the row.
+    let started = is_started(live, &row.id);
+    let row = daemon.store.command(&row.sandbox_id, &row.id).await?.unwrap_or_else(|| row.clone());
+    Ok(overlay(row, started))
+}
+
+/// A row that was just read, with what is known in memory only.
+pub fn overlaid(live: Option<&Arc<Live>>, row: CommandRow) -> CommandRow {
+    let started = is_started(live, &row.id);
+    overlay(row, started)
+}
+
+fn is_started(live: Option<&Arc<Live>>, id: &str) -> bool {
+    live.and_then(|live| live.command(id)).is_some_and(|progress| progress.borrow().started)
+}
+
+/// That a command runs is known before it is written.
+fn overlay(mut row: CommandRow, started: bool) -> CommandRow {
     if started && row.status == "accepted" {
         row.status = "running".to_owned();
     }
-    Ok(row)
+    row
 }
