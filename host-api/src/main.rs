@@ -29,9 +29,10 @@ struct Args {
     /// Address to serve HTTP on. Port 0 takes a free one.
     #[arg(long, env = "BIVOUAC_LISTEN", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// Folder with bin/bivouac-vmm, kernel/vmlinux, templates/ and scratch/.
-    #[arg(long, env = "BIVOUAC_PREFIX", default_value = "/usr/lib/bivouac")]
-    prefix: PathBuf,
+    /// Folder with bin/bivouac-vmm, kernel/vmlinux, templates/ and scratch/. By default the one this program's own bin/
+    /// is in.
+    #[arg(long, env = "BIVOUAC_PREFIX")]
+    prefix: Option<PathBuf>,
     /// Write the address to this file once serving.
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
@@ -49,6 +50,13 @@ enum LogFormat {
     Json,
 }
 
+/// The folder above the one this program is in, if it holds a guest kernel too.
+fn own_prefix() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let prefix = program.parent()?.parent()?;
+    prefix.join("kernel/vmlinux").exists().then(|| prefix.to_path_buf())
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
     let filter = EnvFilter::try_from_env("BIVOUAC_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
@@ -60,7 +68,7 @@ fn main() -> ExitCode {
     let config = Config {
         data_dir: args.data_dir,
         listen: args.listen,
-        prefix: args.prefix,
+        prefix: args.prefix.or_else(own_prefix).unwrap_or_else(|| PathBuf::from("/usr/lib/bivouac")),
         ready_file: args.ready_file,
         console: args.console,
     };

@@ -15,8 +15,7 @@ fn a_monitor_that_is_killed_fails_its_sandbox_and_loses_its_command() {
         let (client, doomed) = (client.clone(), doomed.clone());
         thread::spawn(move || client.submit(&doomed, json!({ "shell": "echo begun; sleep 1000" })))
     };
-    let commands = format!("/v1/sandboxes/{doomed}/commands");
-    host.eventually("the command runs", || client.get(&commands).body["items"][0]["status"] == "running");
+    host.eventually("the command runs", || client.running_commands(&doomed) == 1);
     for pid in host.monitors(&doomed) {
         kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     }
@@ -54,8 +53,7 @@ fn sandboxes_and_commands_survive_a_killed_daemon() {
             let _ = client.request(reqwest::Method::POST, &path).json(&request).send();
         });
     }
-    let commands = format!("/v1/sandboxes/{sandbox}/commands");
-    host.eventually("the command runs", || client.get(&commands).body["items"][0]["status"] == "running");
+    host.eventually("the command runs", || client.running_commands(&sandbox) == 1);
     host.kill();
     assert_eq!(host.monitors(&sandbox).len(), 1, "the monitor lives on");
     host.restart();

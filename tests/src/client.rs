@@ -151,6 +151,13 @@ impl Client {
         String::from_utf8(bytes(&ended["stdout"])).unwrap()
     }
 
+    /// How many commands of a sandbox are running now.
+    pub fn running_commands(&self, sandbox: &str) -> usize {
+        let listed = self.get(&format!("/v1/sandboxes/{sandbox}/commands")).expect(200);
+        let commands = listed["items"].as_array().into_iter().flatten();
+        commands.filter(|command| command["status"] == "running").count()
+    }
+
     pub fn command(&self, sandbox: &str, id: &str) -> Value {
         self.get(&format!("/v1/sandboxes/{sandbox}/commands/{id}")).expect(200)
     }
