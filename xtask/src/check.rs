@@ -53,6 +53,7 @@ pub fn run(cache: &Cache, options: &Options) -> Result<ExitCode> {
         checks.push(("unit tests", Box::new(|| unit(options))));
     }
     if options.e2e || all {
+        host::need_root("running guests")?;
         checks.push(("end-to-end tests", Box::new(|| end_to_end(cache, options))));
     }
     host::need(cache, &[host::BUILD, host::RUN].concat())?;

@@ -53,6 +53,18 @@ pub fn need(cache: &Cache, packages: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// Fails, unless we are root, with the one command that root must run.
+pub fn need_root(why: &str) -> Result<()> {
+    if is_root() {
+        return Ok(());
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    bail!(
+        "{why} needs root. Run this one command:\n\n    sudo env \"PATH=$PATH\" \"HOME=$HOME\" cargo xtask {}\n",
+        arguments.join(" ")
+    )
+}
+
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }

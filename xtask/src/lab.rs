@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 
 use self::machine::{Machine, Size};
@@ -97,9 +97,7 @@ enum End {
 
 /// Runs the command in the lab; its exit status is ours.
 pub fn run(cache: &Cache, options: &Options) -> Result<ExitCode> {
-    if !host::is_root() {
-        bail!("the lab needs root, to serve this machine's files to it: run it with sudo");
-    }
+    host::need_root("the lab, which serves this machine's files,")?;
     host::need(cache, host::LAB)?;
     let mut end = stay(cache, options)?;
     if end == End::Stalled && options.retry_stalled {

@@ -82,7 +82,10 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         }
         Task::Build => println!("{}", build::all(&cache)?.display()),
         Task::Lab(options) => return lab::run(&cache, options),
-        Task::Demo => return demo::run(&cache),
+        Task::Demo => {
+            host::need_root("running guests")?;
+            return demo::run(&cache);
+        }
         Task::Test(options) => return check::run(&cache, options),
         Task::LabInside => {}
     }

@@ -134,10 +134,8 @@ impl Template {
     }
 
     fn assemble(&self, cache: &Cache, tree_tar: &Path, agent: &Path, out: &Path) -> Result<()> {
+        host::need_root("making a root filesystem, whose files belong to their users,")?;
         host::need(cache, host::ROOTFS)?;
-        if !host::is_root() {
-            bail!("making a root filesystem needs root, to give its files to their users: run it with sudo");
-        }
         let step = Step::begin(cache, &format!("template {}: make the image", self.name))?;
         let tree = out.join("tree");
         fs::create_dir(&tree)?;

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 
 use crate::cache::Cache;
@@ -56,10 +56,8 @@ pub fn get(cache: &Cache, name: &str, recipe: &Recipe) -> Result<PathBuf> {
 
 /// Makes the same in `out`, whatever the cache has.
 pub fn make(cache: &Cache, recipe: &Recipe, out: &Path) -> Result<()> {
+    host::need_root("making a root filesystem, whose files belong to their users,")?;
     host::need(cache, host::ROOTFS)?;
-    if !host::is_root() {
-        bail!("making a root filesystem needs root, to give its files to their users: run it with sudo");
-    }
     match recipe {
         Recipe::Busybox => busybox(cache, &recipe.script(), out),
         Recipe::Debian { suite, packages } => debian(cache, &recipe.script(), suite, packages, out),
