@@ -28,6 +28,20 @@ use self::wire::{CHUNK, Job, Kind};
 use crate::cache::Cache;
 use crate::{host, repository};
 
+/// Shown below the help of the subcommand.
+pub const AFTER: &str = "\
+The command finds this machine's files at the same paths and starts in the same folder; its streams and exit status are
+passed through, and a person at a terminal gets a terminal. What it changes is forgotten, except in the checkout, the
+cache, the target folder and what --share names. Inside are /dev/kvm, /dev/vhost-vsock, /dev/net/tun, cgroup v2, and an
+XFS with reflinks at /var/lib/bivouac. No network beyond itself.
+
+Exit status: the command's; 124 after --timeout; 125 if the lab itself stalled, which says nothing of the command.
+
+Examples:
+  cargo xtask lab -- bash
+  cargo xtask lab -- target/bivouac/bin/bivouac doctor
+  cargo xtask lab --timeout 300 --env RUST_LOG=debug -- sh -c 'dmesg | tail'";
+
 /// The lab gave no sign of life: says nothing about the command.
 pub const STALLED: u8 = 125;
 /// The command ran longer than it was given, as with timeout(1).

@@ -23,8 +23,17 @@ use clap::{Parser, Subcommand};
 
 use crate::cache::Cache;
 
+const AFTER: &str = "\
+Start with `cargo xtask demo`. What a task needs is built or installed first: Debian packages, guest kernel, root
+filesystems, programs. What takes long is kept in a cache outside the checkout, with a log of each step.
+
+Environment:
+  BIVOUAC_CACHE         the cache, instead of $XDG_CACHE_HOME/bivouac or ~/.cache/bivouac
+  BIVOUAC_FORCE_KVM=1   take /dev/kvm as fit without looking
+  BIVOUAC_FORCE_LAB=1   run guests in the lab, whatever /dev/kvm can do";
+
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", about, version)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about, version, after_help = AFTER)]
 struct Arguments {
     #[command(subcommand)]
     task: Task,
@@ -32,6 +41,10 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
+    /// Set everything up, then play the main job in the terminal
+    Demo,
+    /// Run every check and test (`.ci/run` does the same)
+    Test(check::Options),
     /// Build the guest kernel and print the path of its vmlinux
     Kernel,
     /// Build the templates' root filesystems and print the folder of each
@@ -45,11 +58,8 @@ enum Task {
     /// Build all programs, kernel and root filesystems, and print the folder they are run from
     Build,
     /// Run a command on an emulated bare-metal host with a working KVM
+    #[command(after_help = lab::AFTER)]
     Lab(lab::Options),
-    /// Set everything up, then play the main job in the terminal
-    Demo,
-    /// Run every check and test (`.ci/run` does the same)
-    Test(check::Options),
     /// The lab's first process
     #[command(hide = true)]
     LabInside,
