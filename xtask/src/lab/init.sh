@@ -63,5 +63,8 @@ chroot /new /bin/mount -t xfs /dev/vda /var/lib/bivouac
 ip link set lo up
 hostname lab
 
+# As systemd sets it for every service; the kernel's own 4096 would be this lab's, not a host's.
+ulimit -H -n 524288
+
 trap - EXIT
 exec switch_root /new "$HELPER" lab-inside
