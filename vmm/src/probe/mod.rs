@@ -128,7 +128,12 @@ fn speed(kvm: &Kvm) -> Result<f64, String> {
         Err(e) => Err(e.to_string()),
     };
     let overhead = time(1)?;
-    let took = time(LOOPS)?.saturating_sub(overhead);
+    // The quickest of a few: what disturbs a run only ever makes it longer.
+    let mut quickest = time(LOOPS)?;
+    for _ in 0..2 {
+        quickest = quickest.min(time(LOOPS)?);
+    }
+    let took = quickest.saturating_sub(overhead);
     // Two instructions a round.
     Ok(took.as_nanos() as f64 / (2 * LOOPS) as f64)
 }
