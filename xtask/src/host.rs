@@ -10,8 +10,7 @@ use crate::progress::Step;
 /// Compiling the guest kernel.
 pub const KERNEL: &[&str] = &["bc", "bison", "flex", "gcc", "libc6-dev", "libelf-dev", "make", "xz-utils"];
 /// Running the lab.
-pub const LAB: &[&str] =
-    &["busybox-static", "cpio", "kmod", "qemu-system-x86", "xfsprogs", "xz-utils", "zstd"];
+pub const LAB: &[&str] = &["busybox-static", "kmod", "qemu-system-x86", "xfsprogs", "xz-utils", "zstd"];
 /// Making root filesystems and disks.
 pub const ROOTFS: &[&str] = &["busybox-static", "ca-certificates", "e2fsprogs", "erofs-utils", "mmdebstrap"];
 /// What the daemon and the tests call on the host they run on.
