@@ -62,7 +62,7 @@ pub fn examine(data: &Path) -> Report {
 
 fn of_probe(found: bivouac_vmm::probe::Finding) -> Finding {
     match found.problem {
-        None => Finding::good(found.name, true, format!("{} works", found.what)),
+        None => Finding::good(found.name, true, format!("{}: fine", found.what)),
         Some(why) => Finding::bad(
             found.name,
             true,
@@ -85,6 +85,7 @@ impl Report {
     /// For people.
     pub fn render(&self) -> String {
         let mut out = String::new();
+        let mut said = None;
         for finding in &self.findings {
             let mark = match (finding.ok, finding.required) {
                 (true, _) => "ok     ",
@@ -92,7 +93,9 @@ impl Report {
                 (false, false) => "advice ",
             };
             let _ = writeln!(out, "{mark}  {:<20} {}", finding.name, finding.detail);
-            if let Some(fix) = &finding.fix {
+            // What several findings have in common is said after the first of them.
+            if let Some(fix) = finding.fix.as_ref().filter(|fix| said != Some(*fix)) {
+                said = Some(fix);
                 let _ = writeln!(out, "{:31}-> {fix}", "");
             }
         }
