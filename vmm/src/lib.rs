@@ -13,6 +13,7 @@ pub mod bus;
 pub mod control;
 pub mod cpu;
 pub mod devices;
+pub mod ending;
 pub mod error;
 pub mod layout;
 pub mod machine;

@@ -10,7 +10,7 @@ use crate::{
     Error, boot,
     bus::Bus,
     control::Control,
-    cpu::{self, Exit, Vcpu},
+    cpu::{self, Vcpu},
     devices::{
         legacy::{Console, ResetController},
         virtio::{
@@ -22,6 +22,7 @@ use crate::{
             vsock::{self, Vsock},
         },
     },
+    ending::{Ending, Endings, channel_of_endings},
     layout,
     memory::{self, Memory},
     reception::Reception,
@@ -35,11 +36,7 @@ use std::{
     fs::File,
     io::Write,
     rc::Rc,
-    sync::{
-        Arc,
-        atomic::AtomicU64,
-        mpsc::{Receiver, Sender, channel},
-    },
+    sync::{Arc, atomic::AtomicU64},
     thread,
     time::Instant,
 };
@@ -53,31 +50,6 @@ pub struct Parts {
     pub cgroup: Option<File>,
 }
 
-/// How anything in the process says that the machine is over. The first word counts.
-#[derive(Clone)]
-pub struct Ending {
-    exits: Sender<Exit>,
-    event: Arc<EventFd>,
-}
-
-impl Ending {
-    pub fn channel() -> Result<(Self, Receiver<Exit>), Error> {
-        let (exits, receiver) = channel();
-        let event = EventFd::new(EFD_NONBLOCK).map_err(Error::io("make an eventfd"))?;
-        Ok((Self { exits, event: Arc::new(event) }, receiver))
-    }
-
-    pub fn fault(&self, error: Error) {
-        self.exit(Exit::Fault(error));
-    }
-
-    fn exit(&self, exit: Exit) {
-        // Neither can fail while the main thread, which owns both other ends, lives.
-        let _ = self.exits.send(exit);
-        let _ = self.event.write(1);
-    }
-}
-
 type Subscriber = Box<dyn MutEventSubscriber>;
 
 /// A machine that has been put together and has not run yet.
@@ -88,7 +60,7 @@ pub struct Machine {
     vcpus: Vec<Vcpu>,
     events: EventManager<Subscriber>,
     ending: Ending,
-    endings: Receiver<Exit>,
+    endings: Endings,
     reset: EventFd,
     exits: Arc<AtomicU64>,
     /// Microseconds from `started` to the VM descriptor.
@@ -112,7 +84,7 @@ impl Machine {
         vm.create_pit2(kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() })
             .map_err(Error::kvm("create the interval timer"))?;
 
-        let (ending, endings) = Ending::channel()?;
+        let (ending, endings) = channel_of_endings()?;
         let mut slots = Slots::new(&vm, &memory, ending.clone())?;
         slots.block(parts.root, true, "root")?;
         slots.block(parts.scratch, false, "scratch")?;
@@ -171,7 +143,6 @@ impl Machine {
         self.events.add_subscriber(Box::new(Reception::new(
             control,
             self.endings,
-            self.ending.event.clone(),
             self.reset,
             self.exits,
             over.clone(),

@@ -4,6 +4,7 @@ use crate::{
     Error,
     control::{Control, Received},
     cpu::Exit,
+    ending::Endings,
 };
 use bivouac_protocol::monitor::{FromMonitor, State, StopReason, ToMonitor};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
@@ -14,16 +15,13 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
-        mpsc::Receiver,
     },
 };
 use vmm_sys_util::eventfd::EventFd;
 
 pub struct Reception {
     control: Control,
-    endings: Receiver<Exit>,
-    /// Written after each message on `endings`.
-    ended: Arc<EventFd>,
+    endings: Endings,
     /// Written when the guest resets the machine.
     reset: EventFd,
     exits: Arc<AtomicU64>,
@@ -39,13 +37,12 @@ impl Reception {
 
     pub fn new(
         control: Control,
-        endings: Receiver<Exit>,
-        ended: Arc<EventFd>,
+        endings: Endings,
         reset: EventFd,
         exits: Arc<AtomicU64>,
         over: Rc<RefCell<Option<StopReason>>>,
     ) -> Self {
-        Self { control, endings, ended, reset, exits, over }
+        Self { control, endings, reset, exits, over }
     }
 
     fn end(&mut self, reason: StopReason) {
@@ -106,15 +103,12 @@ impl MutEventSubscriber for Reception {
             Self::LISTENER => self.admit(ops),
             Self::PEER => self.answer(ops),
             Self::RESET => self.end(StopReason::GuestShutdown),
-            _ => {
-                let _ = self.ended.read();
-                match self.endings.try_recv() {
-                    Ok(Exit::Shutdown) => self.end(StopReason::GuestShutdown),
-                    Ok(Exit::Crash(detail)) => self.end(StopReason::GuestCrash { detail }),
-                    Ok(Exit::Fault(error)) => self.end(StopReason::Fault { detail: error.to_string() }),
-                    Err(_) => {}
-                }
-            }
+            _ => match self.endings.heard() {
+                Some(Exit::Shutdown) => self.end(StopReason::GuestShutdown),
+                Some(Exit::Crash(detail)) => self.end(StopReason::GuestCrash { detail }),
+                Some(Exit::Fault(error)) => self.end(StopReason::Fault { detail: error.to_string() }),
+                None => {}
+            },
         }
     }
 
@@ -122,7 +116,7 @@ impl MutEventSubscriber for Reception {
         let added = [
             ops.add(Events::with_data(&self.control.listener(), Self::LISTENER, EventSet::IN)),
             ops.add(Events::with_data(&self.reset, Self::RESET, EventSet::IN)),
-            ops.add(Events::with_data(self.ended.as_ref(), Self::ENDED, EventSet::IN)),
+            ops.add(Events::with_data(&self.endings, Self::ENDED, EventSet::IN)),
         ];
         self.watch_peer(ops);
         if let Some(e) = added.into_iter().find_map(Result::err) {

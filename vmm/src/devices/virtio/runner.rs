@@ -4,7 +4,7 @@
 //! returns only after the worker has let go: past that point nothing of theirs is in flight, as a fact of ownership.
 
 use super::{Activation, Interrupt};
-use crate::{Error, machine::Ending, memory::Memory};
+use crate::{Error, ending::Ending, memory::Memory};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use std::sync::{
     Arc,
