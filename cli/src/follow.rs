@@ -100,16 +100,20 @@ struct Event {
 /// Server-sent events from bytes, however they are cut.
 #[derive(Debug, Default)]
 struct Events {
+    /// The start of a line whose end has not come.
     buffer: Vec<u8>,
     event: Event,
 }
 
 impl Events {
     fn take(&mut self, bytes: &[u8]) -> Vec<Event> {
-        self.buffer.extend_from_slice(bytes);
         let mut done = Vec::new();
-        while let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {
-            let line: Vec<u8> = self.buffer.drain(..=end).collect();
+        for piece in bytes.split_inclusive(|b| *b == b'\n') {
+            self.buffer.extend_from_slice(piece);
+            if !piece.ends_with(b"\n") {
+                break;
+            }
+            let line = std::mem::take(&mut self.buffer);
             let line = String::from_utf8_lossy(&line);
             let line = line.trim_end_matches(['\n', '\r']);
             if line.is_empty() {

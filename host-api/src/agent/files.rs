@@ -66,6 +66,9 @@ async fn next(channel: &mut BoxChannel) -> Result<Reply, AgentError> {
 /// A file on its way into a guest. Dropped before [`Upload::finish`], the file there stays as it was.
 pub struct Upload {
     out: WriteHalf<BoxChannel>,
+    /// What is not sent yet. Callers send in pieces of any size; a guest's kernel resets a stream on which hundreds of
+    /// small packets wait, so all but the last piece that goes out is a large one.
+    pending: Vec<u8>,
     answer: Answer,
 }
 
@@ -98,14 +101,28 @@ impl Upload {
     ) -> Result<Self, AgentError> {
         let request = Request::WriteFile { path: path.to_owned(), user, mode };
         let (input, out) = tokio::io::split(agents.open(cid, request).await?);
-        Ok(Self { out, answer: listen(input) })
+        Ok(Self { out, pending: Vec::with_capacity(MAX_CHUNK), answer: listen(input) })
     }
 
-    pub async fn chunk(&mut self, data: &[u8]) -> Result<(), AgentError> {
-        for piece in data.chunks(MAX_CHUNK) {
-            self.send(&More::Chunk(piece.to_vec())).await?;
+    pub async fn chunk(&mut self, mut data: &[u8]) -> Result<(), AgentError> {
+        while !data.is_empty() {
+            let room = MAX_CHUNK.saturating_sub(self.pending.len());
+            let (now, later) = data.split_at_checked(room).unwrap_or((data, &[]));
+            self.pending.extend_from_slice(now);
+            data = later;
+            if self.pending.len() >= MAX_CHUNK {
+                self.flush().await?;
+            }
         }
         Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), AgentError> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let piece = std::mem::replace(&mut self.pending, Vec::with_capacity(MAX_CHUNK));
+        self.send(&More::Chunk(piece)).await
     }
 
     async fn send(&mut self, more: &More) -> Result<(), AgentError> {
@@ -127,6 +144,7 @@ impl Upload {
 
     /// Puts the new file in place of the old one. It is there when this returns.
     pub async fn finish(mut self) -> Result<(), AgentError> {
+        self.flush().await?;
         // Whether this could be sent does not matter: the answer says what became of the file.
         let _ = timeout(limits::STALL, wire::send(&mut self.out, &More::End)).await;
         match timeout(limits::STALL, &mut self.answer.0).await {

@@ -352,10 +352,13 @@ pub struct ChunkDocument {
 }
 
 pub fn chunk(stream: StreamName, offset: u64, bytes: Vec<u8>) -> ChunkDocument {
-    match String::from_utf8(bytes) {
+    // Zero bytes are valid UTF-8, but nobody's text, and each takes six characters of JSON.
+    let text =
+        if bytes.contains(&0) { Err(bytes) } else { String::from_utf8(bytes).map_err(|e| e.into_bytes()) };
+    match text {
         Ok(text) => ChunkDocument { stream, offset, encoding: Encoding::Utf8, text: Some(text), data: None },
-        Err(e) => {
-            let data = Some(STANDARD.encode(e.as_bytes()));
+        Err(bytes) => {
+            let data = Some(STANDARD.encode(bytes));
             ChunkDocument { stream, offset, encoding: Encoding::Base64, text: None, data }
         }
     }
