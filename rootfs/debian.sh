@@ -4,19 +4,9 @@
 set -eu
 root=$1
 
-# The mirrors of this machine may be private; a sandbox that may reach out uses the public ones.
+# The mirrors of this machine may be private, and a sandbox has no network unless its template opens one: that template
+# names the mirror too.
 rm -f "$root"/etc/apt/sources.list "$root"/etc/apt/sources.list.d/*
-cat >"$root/etc/apt/sources.list.d/debian.sources" <<SOURCES
-Types: deb
-Suites: bookworm bookworm-updates
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-
-Types: deb
-Suites: bookworm-security
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-SOURCES
 
 # Each sandbox is told its name when it starts, and makes an id of its own if a program wants one.
 rm -f "$root/etc/hostname"
