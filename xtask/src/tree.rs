@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::cache::Cache;
@@ -15,6 +15,8 @@ use crate::{digest, host, repository};
 
 /// Raised when the steps below change what comes out of the same inputs.
 const RECIPE: &str = "1";
+/// From Debian's package debian-archive-keyring, which every Debian has.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// `[build]` of a template.
 #[derive(Debug, Deserialize)]
@@ -47,7 +49,7 @@ pub fn get(cache: &Cache, name: &str, recipe: &Recipe) -> Result<PathBuf> {
     host::need(cache, host::ROOTFS)?;
     let source = match recipe {
         Recipe::Busybox => version_of("busybox-static")?,
-        Recipe::Debian { .. } => sources()?,
+        Recipe::Debian { suite, .. } => sources(cache, suite)?,
     };
     let script = fs::read_to_string(recipe.script())?;
     let key = digest::of_parts([RECIPE, &format!("{recipe:?}"), &script, &source]);
@@ -85,7 +87,7 @@ fn busybox(cache: &Cache, script: &Path, out: &Path) -> Result<()> {
 fn debian(cache: &Cache, script: &Path, suite: &str, packages: &[String], out: &Path) -> Result<()> {
     let step = Step::begin(cache, &format!("Debian {suite}: install packages"))?;
     let sources_file = out.join("sources");
-    fs::write(&sources_file, sources()?)?;
+    fs::write(&sources_file, sources(cache, suite)?)?;
     let packages_file = out.join("packages.txt");
     let list = format!(
         "chroot \"$1\" dpkg-query -W -f='${{Package}} ${{Version}}\\n' | sort >'{}'",
@@ -111,16 +113,40 @@ fn debian(cache: &Cache, script: &Path, suite: &str, packages: &[String], out: &
     Ok(fs::remove_file(&sources_file)?)
 }
 
-/// Where this machine's apt gets its packages from, so that the image comes from the same mirror.
-fn sources() -> Result<String> {
-    let places = ["/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"];
-    for place in places {
-        let text = fs::read_to_string(place).unwrap_or_default();
-        if text.lines().any(|line| !line.trim().is_empty() && !line.starts_with('#')) {
-            return Ok(text);
-        }
+/// Where this machine's apt gets packages of `suite` from, so that the image comes from the same mirror, and from no other
+/// source the machine may have.
+fn sources(cache: &Cache, suite: &str) -> Result<String> {
+    let known = || -> Result<String> {
+        let output = Command::new("apt-get")
+            .args(["indextargets", "--format", "$(ORIGIN) $(CODENAME) $(COMPONENT) $(REPO_URI) $(RELEASE)"])
+            .arg("Created-By: Packages")
+            .output()
+            .context("cannot start apt-get")?;
+        Ok(lines_of(&String::from_utf8_lossy(&output.stdout), suite))
+    };
+    let mut lines = known()?;
+    if lines.is_empty() && host::is_root() {
+        Step::begin(cache, "refresh the package lists")?.run(host::apt_get().arg("update"))?;
+        lines = known()?;
     }
-    Err(anyhow!("apt has no sources in {}: one of them must name a Debian mirror", places.join(" or ")))
+    if lines.is_empty() {
+        bail!(
+            "apt knows no Debian {suite}: add a mirror of it to /etc/apt/sources.list, then run `apt-get update`"
+        );
+    }
+    Ok(lines)
+}
+
+/// Lines of a sources.list, from `ORIGIN CODENAME COMPONENT URI RELEASE`.
+fn lines_of(targets: &str, suite: &str) -> String {
+    let wanted = [suite.to_owned(), format!("{suite}-updates"), format!("{suite}-security")];
+    let line = |target: &str| match target.split_whitespace().collect::<Vec<_>>().as_slice() {
+        ["Debian", codename, "main", uri, release] if wanted.iter().any(|wanted| wanted == codename) => {
+            Some(format!("deb [signed-by={KEYRING}] {uri} {release} main\n"))
+        }
+        _ => None,
+    };
+    targets.lines().filter_map(line).collect()
 }
 
 fn version_of(package: &str) -> Result<String> {
@@ -129,4 +155,26 @@ fn version_of(package: &str) -> Result<String> {
         .output()
         .context("cannot start dpkg-query")?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_debians_own_main_of_that_suite_is_a_source() {
+        let targets = "Debian bookworm main http://mirror/debian/ stable\n\
+             Debian bookworm non-free http://mirror/debian/ stable\n\
+             Debian bookworm-backports main http://mirror/debian/ bookworm-backports\n\
+             Debian bookworm-security main http://mirror/security/ stable-security\n\
+             Docker bookworm main http://other/ bookworm\n\
+             Debian trixie main http://mirror/debian/ trixie\n";
+        assert_eq!(
+            lines_of(targets, "bookworm"),
+            format!(
+                "deb [signed-by={KEYRING}] http://mirror/debian/ stable main\n\
+                 deb [signed-by={KEYRING}] http://mirror/security/ stable-security main\n"
+            )
+        );
+    }
 }
