@@ -4,6 +4,7 @@ use crate::admission::Admission;
 use crate::agent::{Agents, Announcements};
 use crate::clock::Clock;
 use crate::ids::SandboxId;
+use crate::limits;
 use crate::machine::Machines;
 use crate::metrics::Metrics;
 use crate::sandboxes::Live;
@@ -13,6 +14,7 @@ use crate::templates::Templates;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::sync::Notify;
 
 pub struct Daemon {
@@ -27,6 +29,8 @@ pub struct Daemon {
     pub data_dir: PathBuf,
     /// vsock port that guests announce themselves to.
     pub port: u32,
+    /// How long an announcement is waited for before the guest is asked.
+    pub ask_after: Duration,
     /// Woken when a life may end earlier than the sweeper knows.
     pub expiry: Notify,
     live: Mutex<HashMap<SandboxId, Arc<Live>>>,
@@ -58,6 +62,7 @@ impl Daemon {
             metrics: Metrics::default(),
             data_dir,
             port,
+            ask_after: limits::ASK_AFTER,
             expiry: Notify::new(),
             live: Mutex::default(),
         }

@@ -285,7 +285,11 @@ impl Guest {
             }
             Request::WriteFile { path, .. } => return self.write_file(channel, path).await,
             Request::ReadFile { path, .. } => return self.read_file(channel, path).await,
-            Request::Configure(_) | Request::Shutdown => Reply::Done,
+            Request::Configure(configure) => {
+                *lock(&self.configured) = Some(configure);
+                Reply::Configured
+            }
+            Request::Shutdown => Reply::Done,
         };
         wire::send(&mut channel, &reply).await
     }

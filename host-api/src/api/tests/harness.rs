@@ -39,7 +39,7 @@ impl Answer {
     }
 }
 
-async fn daemon(dir: &Path, world: &Simulated) -> Arc<Daemon> {
+async fn daemon(dir: &Path, world: &Simulated, ask_after: Duration) -> Arc<Daemon> {
     let template = dir.join("templates/base");
     std::fs::create_dir_all(&template).unwrap();
     std::fs::write(template.join("rootfs.erofs"), b"image").unwrap();
@@ -50,14 +50,21 @@ async fn daemon(dir: &Path, world: &Simulated) -> Arc<Daemon> {
     let announcements: Announcements = world.announcements.clone();
     let templates = Templates::new(dir.join("templates"));
     let machines = Arc::new(world.clone());
-    Arc::new(Daemon::new(store, machines, announcements, templates, dir.to_owned(), 9))
+    let mut daemon = Daemon::new(store, machines, announcements, templates, dir.to_owned(), 9);
+    daemon.ask_after = ask_after;
+    Arc::new(daemon)
 }
 
 impl Host {
     pub async fn new() -> Self {
+        Self::asking_after(Duration::from_secs(60)).await
+    }
+
+    /// A host whose daemon soon asks guests that do not announce themselves.
+    pub async fn asking_after(ask_after: Duration) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let world = Simulated::new(dir.path().to_owned());
-        let daemon = daemon(dir.path(), &world).await;
+        let daemon = daemon(dir.path(), &world, ask_after).await;
         let key = auth::first_key(&daemon.store, &dir.path().join("admin.key"), 0).await.unwrap().unwrap();
         tokio::spawn(sandboxes::sweep(Arc::clone(&daemon)));
         let router = api::router(Arc::clone(&daemon));
@@ -70,7 +77,7 @@ impl Host {
         drop(router);
         old.store.close().await;
         let world = world.for_another_daemon();
-        let daemon = daemon(dir.path(), &world).await;
+        let daemon = daemon(dir.path(), &world, Duration::from_secs(60)).await;
         reconcile::take_over(&daemon).await.unwrap();
         let router = api::router(Arc::clone(&daemon));
         Self { dir, world, daemon, key, router }
