@@ -1,6 +1,7 @@
 //! What a workload finds inside.
 
 use bivouac_tests::shared;
+use serde_json::json;
 
 /// A1, B8: a kernel, processes, a file system and a network of its own.
 #[test]
@@ -69,4 +70,22 @@ fn sandboxes_write_to_their_own_disks() {
     assert_eq!(client.shell(&other, "cat here")["exit_code"], 1);
     client.remove(&one);
     client.remove(&other);
+}
+
+/// A guest that halts would look alive to its host for ever: a command cannot stop the machine, not as root either.
+#[test]
+fn a_command_cannot_power_the_machine_off() {
+    let client = shared().client();
+    let sandbox = client.create("base");
+    for script in ["poweroff -f", "halt -f", "reboot -f"] {
+        let request = json!({ "shell": script, "user": "root", "timeout_ms": 60_000 });
+        let ended = client.submit(&sandbox, request).expect(200);
+        assert_eq!(
+            (&ended["status"], &ended["exit_code"]),
+            (&json!("exited"), &json!(1)),
+            "{script}: {ended:#}"
+        );
+    }
+    assert_eq!(client.output(&sandbox, "echo still here"), "still here\n");
+    client.remove(&sandbox);
 }

@@ -77,6 +77,8 @@ struct CloneArgs {
     cgroup: u64,
 }
 
+/// `CAP_SYS_BOOT` of <linux/capability.h>.
+const CAP_SYS_BOOT: libc::c_ulong = 22;
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// The child calls a handful of system calls; a page would do.
 const STACK: usize = 32 << 10;
@@ -214,6 +216,9 @@ unsafe fn prepare(shared: &Shared) -> Result<(), (Step, libc::c_int)> {
             libc::write(score, c"0".as_ptr().cast(), 1);
             libc::close(score);
         }
+        // Not even a root command may stop the machine: a kernel without power management would halt for good, with
+        // nobody told. A sandbox is ended by deleting it.
+        check(Step::Credentials, libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_BOOT).into())?;
         check(Step::Credentials, libc::syscall(libc::SYS_setgroups, shared.groups_len, shared.groups))?;
         check(Step::Credentials, libc::syscall(libc::SYS_setresgid, shared.gid, shared.gid, shared.gid))?;
         check(Step::Credentials, libc::syscall(libc::SYS_setresuid, shared.uid, shared.uid, shared.uid))?;
