@@ -20,8 +20,8 @@ pub fn candidate(cache: &Cache, package: &str) -> Result<String> {
     Step::begin(cache, "refresh the package lists")?.run(apt_get().arg("update"))?;
     policy(package)?.ok_or_else(|| {
         anyhow!(
-            "apt knows no package {package}: Debian 12's security archive \
-             (`deb http://security.debian.org/debian-security bookworm-security main`) must be among its sources"
+            "apt knows no package {package}: Debian 12's security archive (suite bookworm-security, component \
+             main) must be among its sources"
         )
     })
 }
