@@ -6,6 +6,7 @@
 //!
 //! What the command changes outside the shared folders (checkout, cache, target folder, `--share`) is forgotten.
 
+mod cpu;
 mod initramfs;
 pub mod inside;
 mod machine;
@@ -59,7 +60,7 @@ const ENVIRONMENT: &[&str] = &["HOME", "LANG", "PATH", "RUST_BACKTRACE", "TERM",
 
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// Emulated processors. One is as fast for sequential work, and two can hang under load
+    /// Emulated processors. They take turns on one of this machine's, so more are no faster
     #[arg(long, default_value_t = CPUS)]
     pub cpus: u32,
     /// Memory; only what is touched is taken from this machine

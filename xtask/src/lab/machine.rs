@@ -15,7 +15,9 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
+use super::cpu::Cpu;
 use super::parts::Parts;
 use super::wire;
 
@@ -37,6 +39,7 @@ pub struct Size {
 pub struct Machine {
     qemu: Child,
     _doors: Vec<Door>,
+    _cpu: Cpu,
     /// Our end of the port that `inside` speaks on.
     pub port: UnixStream,
 }
@@ -51,6 +54,7 @@ impl Machine {
         folder: &Path,
     ) -> Result<Self> {
         let doors = [Door::open("machine", "always", folder)?, Door::open("shared", "auto", folder)?];
+        let cpu = Cpu::take(folder)?;
         let (port, far) = UnixStream::pair()?;
         let initrd = in_memory(initramfs)?;
         let disk = scratch_disk(folder, size.disk_mib)?;
@@ -85,9 +89,10 @@ impl Machine {
         }
         let mut inherited = vec![far.as_fd(), initrd.as_fd(), disk.as_fd()];
         inherited.extend(doors.iter().map(|door| door.client.as_fd()));
-        let qemu = spawn(qemu.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log), &inherited)
-            .context("cannot start qemu-system-x86_64 (package qemu-system-x86)")?;
-        Ok(Self { qemu, _doors: doors.into(), port })
+        let qemu =
+            spawn(qemu.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log), &inherited, Some(cpu.only))
+                .context("cannot start qemu-system-x86_64 (package qemu-system-x86)")?;
+        Ok(Self { qemu, _doors: doors.into(), _cpu: cpu, port })
     }
 }
 
@@ -126,7 +131,7 @@ impl Door {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        let server = spawn(&mut server, &[listener.as_fd()])
+        let server = spawn(&mut server, &[listener.as_fd()], None)
             .with_context(|| format!("cannot start {VIRTIOFSD} (package qemu-system-common)"))?;
         Ok(Self { tag, server, client })
     }
@@ -139,11 +144,15 @@ impl Drop for Door {
     }
 }
 
-/// Starts a child that keeps the given descriptors, by the same numbers, and dies when this thread does.
-fn spawn(command: &mut Command, inherited: &[BorrowedFd<'_>]) -> Result<Child> {
+/// Starts a child that keeps the given descriptors, by the same numbers, may be held to some processors, and dies when
+/// this thread does.
+fn spawn(command: &mut Command, inherited: &[BorrowedFd<'_>], cpus: Option<CpuSet>) -> Result<Child> {
     let kept: Vec<i32> = inherited.iter().map(AsRawFd::as_raw_fd).collect();
     let prepare = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
+        if let Some(cpus) = &cpus {
+            sched_setaffinity(None, cpus)?;
+        }
         for fd in &kept {
             // SAFETY: the caller holds these descriptors open until `spawn` has returned.
             let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
@@ -151,7 +160,7 @@ fn spawn(command: &mut Command, inherited: &[BorrowedFd<'_>]) -> Result<Child> {
         }
         Ok(())
     };
-    // SAFETY: between fork and exec it makes two kinds of system call, and neither allocates nor locks.
+    // SAFETY: between fork and exec it makes system calls only, and none of them allocates or locks.
     unsafe { command.pre_exec(prepare) };
     Ok(command.spawn()?)
 }
