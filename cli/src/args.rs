@@ -166,7 +166,7 @@ pub struct Create {
 /// How a command runs.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct How {
-    /// End the command after this time, such as 500ms, 30s or 5m.
+    /// End the command after this time, such as 500ms, 30s or 5m; a plain number is seconds.
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub timeout: Option<Duration>,
     /// Environment, as NAME=VALUE, or NAME to pass on your own.

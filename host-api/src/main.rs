@@ -59,6 +59,8 @@ fn own_prefix() -> Option<PathBuf> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    // Whatever this program makes is its own: the store holds what callers sent, secrets in environments included.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let filter = EnvFilter::try_from_env("BIVOUAC_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match args.log_format {

@@ -69,6 +69,10 @@ fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> ServeError {
 /// Serves until SIGTERM or SIGINT.
 pub async fn serve(config: Config) -> Result<(), ServeError> {
     let _lock = own(&config.data_dir)?;
+    // Before anything is made or a key shown: whoever connects early waits until there is something to answer with.
+    let what = format!("listening on {} (choose another address with --listen)", config.listen);
+    let tcp = TcpListener::bind(config.listen).await.map_err(io_error(what))?;
+    let address = tcp.local_addr().map_err(io_error("listening"))?;
     let instance = instance(&config.data_dir)?;
     let store = Store::open(&config.data_dir.join("store.db")).await?;
     store.seed_cids(u32::from_str_radix(instance.get(..8).unwrap_or("0"), 16).unwrap_or(0)).await?;
@@ -96,10 +100,6 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     if let Some(key) = auth::first_key(&daemon.store, &key_file, daemon.clock.now()).await? {
         eprintln!("admin key, shown this once and kept in {}: {key}", key_file.display());
     }
-    let tcp = TcpListener::bind(config.listen)
-        .await
-        .map_err(io_error(format!("listening on {}", config.listen)))?;
-    let address = tcp.local_addr().map_err(io_error("listening"))?;
     tokio::spawn(listen(listener, announcements));
     reconcile::take_over(&daemon).await?;
     tokio::spawn(sandboxes::sweep(Arc::clone(&daemon)));

@@ -2,7 +2,11 @@
 
 use bivouac_tests::{client::unique, shared};
 use serde_json::json;
-use std::thread;
+use std::{
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    thread,
+};
 
 /// A3, A19: the whole loop over the API.
 #[test]
@@ -99,6 +103,32 @@ fn a_time_to_live_ends_the_sandbox() {
     let path = format!("/v1/sandboxes/{}", sandbox["id"].as_str().unwrap());
     host.eventually("the deadline passes", || client.get(&path).body["state"] == "deleted");
     assert_eq!(client.get(&path).expect(200)["delete_reason"], "ttl");
+}
+
+/// What callers send may hold secrets: nothing in the data folder is another user's to read.
+#[test]
+fn what_the_daemon_keeps_is_its_own_to_read() {
+    let host = shared();
+    let sandbox = host.client().create("base");
+    let kept = walk(&host.data);
+    assert!(kept.iter().any(|path| path.ends_with("store.db")), "{kept:?}");
+    for path in kept {
+        // A file that went meanwhile is nobody's to read.
+        let Ok(found) = std::fs::symlink_metadata(&path) else { continue };
+        assert_eq!(found.mode() & 0o077, 0, "{} has mode {:o}", path.display(), found.mode());
+    }
+    host.client().remove(&sandbox);
+}
+
+fn walk(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            found.extend(walk(&entry.path()));
+        }
+        found.push(entry.path());
+    }
+    found
 }
 
 /// Lists page without loss or repetition.
