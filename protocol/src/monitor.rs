@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Version of everything in this module; part of [`ToMonitor::Boot`].
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Largest message, in bytes.
 pub const MAX_MESSAGE: usize = 64 << 10;
@@ -28,6 +28,9 @@ pub mod fd {
     pub const CGROUP: i32 = 7;
     /// The sandbox's lock file, held under an exclusive `flock` for as long as the monitor lives.
     pub const LOCK: i32 = 8;
+    /// A TAP interface, from /dev/net/tun with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`. Only with
+    /// [`BootConfig::network`](super::BootConfig::network).
+    pub const TAP: i32 = 9;
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +54,18 @@ pub struct BootConfig {
     pub cmdline: String,
     /// Give the guest a serial console and copy it to the monitor's standard error. Costs boot time: for debugging.
     pub console: bool,
+    /// A network card on [`fd::TAP`]. None: the guest has none at all.
+    pub network: Option<Network>,
+}
+
+/// What the guest reads off its network card. Addresses and routes are the agent's business, and who may talk to whom is
+/// decided on the host's side of the tap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// Not a multicast address, not zero.
+    pub mac: [u8; 6],
+    /// Largest packet, in bytes: 1280 to 65521.
+    pub mtu: u16,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,6 +17,7 @@ use crate::{
             self, Device, Interrupt,
             block::{Block, BlockWorker, Disk},
             entropy::{Entropy, EntropyWorker},
+            net::{self, Net, NetWorker, Tap},
             runner,
             transport::{QUEUE_NOTIFY, Transport},
             vsock::{self, Vsock},
@@ -27,7 +28,7 @@ use crate::{
     memory::{self, Memory},
     reception::Reception,
 };
-use bivouac_protocol::monitor::{BootConfig, FromMonitor, StopReason, VERSION};
+use bivouac_protocol::monitor::{BootConfig, FromMonitor, Network, StopReason, VERSION};
 use event_manager::{EventManager, MutEventSubscriber, SubscriberOps};
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{IoEventAddress, Kvm, VmFd};
@@ -48,6 +49,7 @@ pub struct Parts {
     pub root: File,
     pub scratch: File,
     pub cgroup: Option<File>,
+    pub tap: Option<File>,
 }
 
 type Subscriber = Box<dyn MutEventSubscriber>;
@@ -90,6 +92,10 @@ impl Machine {
         slots.block(parts.scratch, false, "scratch")?;
         slots.vsock(config.cid)?;
         slots.entropy()?;
+        if let Some(network) = &config.network {
+            let tap = parts.tap.ok_or_else(|| Error::Config("a network card needs a tap".into()))?;
+            slots.net(tap, network)?;
+        }
         let Slots { registers, events, used, .. } = slots;
 
         let mut ports = Bus::default();
@@ -278,5 +284,15 @@ impl<'a> Slots<'a> {
         let handle = self.worker(EntropyWorker, 1)?;
         let interrupt = Interrupt::new(self.line()?);
         self.add(Box::new(Entropy::new(handle)), interrupt)
+    }
+
+    fn net(&mut self, tap: File, network: &Network) -> Result<(), Error> {
+        let tap = Tap::new(tap)?;
+        let control = tap.try_clone()?;
+        let worker = NetWorker::new(tap, network.mtu);
+        let (handle, runner) = net::pair(worker, self.kicks(net::QUEUES)?, self.ending.clone())?;
+        self.events.add_subscriber(Box::new(runner));
+        let interrupt = Interrupt::new(self.line()?);
+        self.add(Box::new(Net::new(handle, control, network)?), interrupt)
     }
 }

@@ -61,6 +61,7 @@ fn serve(started: Instant) -> Result<StopReason, Stop> {
         root: part(fd::ROOT, "root image")?,
         scratch: part(fd::SCRATCH, "scratch disk")?,
         cgroup: inherited(fd::CGROUP).map(File::from),
+        tap: inherited(fd::TAP).map(File::from),
     };
     // Held, and its flock with it, until the process ends.
     let _lock = inherited(fd::LOCK);

@@ -118,6 +118,7 @@ impl Inner {
             cid: spec.cid,
             cmdline: spec.cmdline.clone(),
             console: self.settings.console,
+            network: None,
         });
         monitor::say(&control, &boot)?;
         let (child, pidfd) = monitor::spawn(&self.settings.prefix.join("bin/bivouac-vmm"), parts)?;

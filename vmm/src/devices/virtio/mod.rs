@@ -10,8 +10,10 @@
 //! that it runs in tests without KVM).
 
 pub mod block;
+mod chain;
 pub mod entropy;
 mod interrupt;
+pub mod net;
 pub mod runner;
 pub mod transport;
 pub mod vsock;

@@ -20,9 +20,41 @@ pub trait Worker: Send {
     fn serve(&mut self, memory: &Memory, chain: DescriptorChain<&Memory>) -> Result<u32, Error>;
 }
 
-enum Command {
+/// What a device asks of the main thread.
+pub enum Command {
     Activate(Activation),
+    /// To be answered with the queues.
     Sleep(SyncSender<Vec<Queue>>),
+}
+
+/// Where the main thread hears of it.
+pub struct Commands {
+    receiver: Receiver<Command>,
+    wake: EventFd,
+}
+
+impl Commands {
+    /// Readable when there are commands.
+    pub fn wake(&self) -> &EventFd {
+        &self.wake
+    }
+
+    /// The wake has been heard.
+    pub fn clear(&self) {
+        let _ = self.wake.read();
+    }
+
+    pub fn next(&self) -> Option<Command> {
+        self.receiver.try_recv().ok()
+    }
+}
+
+/// Makes a device's end and the end that obeys it.
+pub fn commands() -> Result<(Handle, Commands), Error> {
+    let wake = EventFd::new(EFD_NONBLOCK).map_err(Error::io("make an eventfd"))?;
+    let (commands, receiver) = channel();
+    let handle = Handle { commands, wake: wake.try_clone().map_err(Error::io("copy an eventfd"))? };
+    Ok((handle, Commands { receiver, wake }))
 }
 
 /// The device's end, used on vCPU threads.
@@ -62,8 +94,7 @@ struct Active {
 /// The main thread's end.
 pub struct Runner<W> {
     worker: W,
-    commands: Receiver<Command>,
-    wake: EventFd,
+    commands: Commands,
     /// One for each queue, written by KVM when the driver notifies.
     kicks: Vec<EventFd>,
     active: Option<Active>,
@@ -72,17 +103,15 @@ pub struct Runner<W> {
 
 /// Makes both ends. `kicks` has one eventfd for each queue.
 pub fn pair<W: Worker>(worker: W, kicks: Vec<EventFd>, ending: Ending) -> Result<(Handle, Runner<W>), Error> {
-    let wake = EventFd::new(EFD_NONBLOCK).map_err(Error::io("make an eventfd"))?;
-    let (commands, receiver) = channel();
-    let handle = Handle { commands, wake: wake.try_clone().map_err(Error::io("copy an eventfd"))? };
-    Ok((handle, Runner { worker, commands: receiver, wake, kicks, active: None, ending }))
+    let (handle, commands) = commands()?;
+    Ok((handle, Runner { worker, commands, kicks, active: None, ending }))
 }
 
 impl<W: Worker> Runner<W> {
     const WAKE: u32 = u32::MAX;
 
     fn obey(&mut self) {
-        while let Ok(command) = self.commands.try_recv() {
+        while let Some(command) = self.commands.next() {
             match command {
                 Command::Activate(Activation { queues, interrupt, memory, .. }) => {
                     self.active = Some(Active { queues, interrupt, memory });
@@ -138,7 +167,7 @@ impl<W: Worker> MutEventSubscriber for Runner<W> {
         // A kick can be seen before the activation that came first, so commands go first always.
         let data = events.data();
         let result = if data == Self::WAKE {
-            let _ = self.wake.read();
+            self.commands.clear();
             self.obey();
             Ok(())
         } else {
@@ -156,7 +185,7 @@ impl<W: Worker> MutEventSubscriber for Runner<W> {
     }
 
     fn init(&mut self, ops: &mut EventOps) {
-        let wake = Events::with_data(&self.wake, Self::WAKE, EventSet::IN);
+        let wake = Events::with_data(self.commands.wake(), Self::WAKE, EventSet::IN);
         let kicks =
             self.kicks.iter().zip(0..).map(|(kick, index)| Events::with_data(kick, index, EventSet::IN));
         for events in std::iter::once(wake).chain(kicks) {
