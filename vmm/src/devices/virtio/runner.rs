@@ -128,20 +128,37 @@ impl<W: Worker> Runner<W> {
     fn serve_queue(&mut self, index: usize) -> Result<(), Error> {
         let Some(active) = &mut self.active else { return Ok(()) };
         let Some(queue) = active.queues.get_mut(index) else { return Ok(()) };
-        if drain(&mut self.worker, queue, &active.memory)? {
+        let drained = drain(&mut self.worker, queue, &active.memory)?;
+        if drained.interrupt {
             active.interrupt.used_buffer().map_err(Error::io("interrupt the guest"))?;
         }
-        Ok(())
+        match self.kicks.get(index) {
+            Some(kick) if drained.more => kick.write(1).map_err(Error::io("wake the device thread")),
+            _ => Ok(()),
+        }
     }
 }
 
-/// Serves everything in the ring, and says whether the driver wants to hear of it. Between two looks at the ring
-/// notifications are turned on, so that a request that arrives after the last look is announced.
-pub fn drain<W: Worker>(worker: &mut W, queue: &mut Queue, memory: &Memory) -> Result<bool, Error> {
+/// Requests served in a row, at most. A guest that adds them as fast as they are served would otherwise keep the thread from
+/// every other device, and from the daemon's word to stop.
+pub const BUDGET: usize = 256;
+
+/// What came of a look at a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drained {
+    /// The driver wants to hear of it.
+    pub interrupt: bool,
+    /// The budget was spent, and there may be more.
+    pub more: bool,
+}
+
+/// Serves what is in the ring. Between two looks at it notifications are turned on, so that a request that arrives after
+/// the last look is announced.
+pub fn drain<W: Worker>(worker: &mut W, queue: &mut Queue, memory: &Memory) -> Result<Drained, Error> {
     let device = worker.name();
     let broken = |e: virtio_queue::Error| Error::Guest { device, why: e.to_string() };
-    let mut used_any = false;
-    loop {
+    let mut left = BUDGET;
+    'budget: while left > 0 {
         queue.disable_notification(memory).map_err(broken)?;
         // `iter` refuses an available index further ahead than the ring is long; a chain that does not come out of
         // it at all (a head beyond the table) ends the iteration, which `enable_notification` would repeat for ever.
@@ -150,7 +167,10 @@ pub fn drain<W: Worker>(worker: &mut W, queue: &mut Queue, memory: &Memory) -> R
             let head = chain.head_index();
             let written = worker.serve(memory, chain)?;
             queue.add_used(memory, head, written).map_err(broken)?;
-            used_any = true;
+            left = left.saturating_sub(1);
+            if left == 0 {
+                break 'budget;
+            }
         }
         if !queue.enable_notification(memory).map_err(broken)? {
             break;
@@ -159,7 +179,8 @@ pub fn drain<W: Worker>(worker: &mut W, queue: &mut Queue, memory: &Memory) -> R
             return Err(Error::Guest { device, why: "a ring entry names no descriptor".into() });
         }
     }
-    Ok(used_any && queue.needs_notification(memory).map_err(broken)?)
+    let interrupt = left < BUDGET && queue.needs_notification(memory).map_err(broken)?;
+    Ok(Drained { interrupt, more: left == 0 })
 }
 
 impl<W: Worker> MutEventSubscriber for Runner<W> {
