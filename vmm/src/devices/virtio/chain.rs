@@ -78,6 +78,11 @@ impl Vectors {
         self.0.push(libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() });
     }
 
+    /// To be consumed from the front, as it is done.
+    pub fn as_mut_slice(&mut self) -> &mut [libc::iovec] {
+        &mut self.0
+    }
+
     pub fn as_slice(&self) -> &[libc::iovec] {
         &self.0
     }
