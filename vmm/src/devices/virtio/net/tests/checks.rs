@@ -77,7 +77,7 @@ fn event_indexes_are_kept_to() {
     let mut bench = Bench::new(&memory, 0);
     bench.queue.set_event_idx(true);
     let used_event = GuestAddress(bench.mock.avail_addr().0 + 4 + 2 * u64::from(SIZE));
-    let avail_event = GuestAddress(bench.mock.used_addr().0 + 4 + 8 * u64::from(SIZE));
+    let avail_event = GuestAddress(USED + 4 + 8 * u64::from(SIZE));
     memory.write_obj(1_u16, used_event).unwrap();
     for expected in [false, true] {
         bench.offer(&[descriptor(BUFFERS, 72, 0)]);

@@ -46,7 +46,7 @@ impl<'a> Host<'a> {
     }
 
     fn activate(&mut self) {
-        let queues = self.rings.iter().map(|ring| ring.create_queue().unwrap()).collect();
+        let queues = self.rings.iter().map(queue_of).collect();
         let interrupt = Arc::new(Interrupt::new(self.line.try_clone().unwrap()));
         let memory = self.memory.clone();
         self.handle.activate(Activation { features: 0, queues, interrupt, memory }).unwrap();
@@ -70,7 +70,7 @@ impl<'a> Host<'a> {
     }
 
     fn used(&self, ring: usize) -> u16 {
-        self.memory.read_obj(GuestAddress(self.rings[ring].used_addr().0 + 2)).unwrap()
+        self.memory.read_obj(GuestAddress(RINGS[ring] + USED + 2)).unwrap()
     }
 
     fn interrupts(&self) -> u64 {
