@@ -7,6 +7,7 @@ mod deb;
 mod demo;
 mod digest;
 mod disk;
+mod fuzz;
 mod host;
 mod kernel;
 mod kvmfit;
@@ -45,6 +46,8 @@ enum Task {
     Demo,
     /// Run every check and test (`.ci/run` does the same)
     Test(check::Options),
+    /// Try at random what a guest or a peer may hand over
+    Fuzz(fuzz::Options),
     /// Build the guest kernel and print the path of its vmlinux
     Kernel,
     /// Build the templates' root filesystems and print the folder of each
@@ -97,6 +100,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             return demo::run(&cache);
         }
         Task::Test(options) => return check::run(&cache, options),
+        Task::Fuzz(options) => return fuzz::run(&cache, options),
         Task::LabInside => {}
     }
     Ok(ExitCode::SUCCESS)
