@@ -51,6 +51,8 @@ pub struct Pass {
 enum Moved {
     /// This many bytes were written to it.
     Done(u32),
+    /// The frame was lost; the chain is as good for the next.
+    Lost,
     NotReady,
 }
 
@@ -60,6 +62,8 @@ pub struct NetWorker<F> {
     /// Negotiated.
     features: u64,
     header: [u8; HEADER_LEN],
+    /// What comes behind the room for a frame: a tap cuts a frame that is too large, without a word.
+    excess: [u8; 1],
     segments: Vec<Segment>,
     vectors: Vectors,
 }
@@ -79,6 +83,7 @@ impl<F: Frames> NetWorker<F> {
             mtu,
             features: 0,
             header: [0; HEADER_LEN],
+            excess: [0],
             segments: Vec::with_capacity(SEGMENTS_MAX),
             vectors: Vectors::default(),
         }
@@ -91,10 +96,12 @@ impl<F: Frames> NetWorker<F> {
 
     /// Bytes that every receive buffer has to have room for, header included.
     fn room(&self) -> usize {
+        // A driver that was not told of an MTU goes by Ethernet's.
+        let mtu = if self.features & feature::MTU != 0 { self.mtu.max(1500) } else { 1500 };
         let frame = if self.features & (feature::GUEST_TSO4 | feature::GUEST_TSO6) != 0 {
             FRAME_MAX
         } else {
-            usize::from(self.mtu.max(1500)).saturating_add(FRAMING).min(FRAME_MAX)
+            usize::from(mtu).saturating_add(FRAMING).min(FRAME_MAX)
         };
         frame.saturating_add(HEADER_LEN)
     }
@@ -142,13 +149,16 @@ impl<F: Frames> NetWorker<F> {
             let head = chain.head_index();
             chain::gather(chain, SEGMENTS_MAX, &mut self.segments).map_err(broken)?;
             match serve(self, memory)? {
-                Moved::Done(written) => queue.add_used(memory, head, written).map_err(ring)?,
+                Moved::Done(written) => {
+                    queue.add_used(memory, head, written).map_err(ring)?;
+                    used_any = true;
+                }
+                Moved::Lost => queue.set_next_avail(before),
                 Moved::NotReady => {
                     queue.set_next_avail(before);
                     break Pause::NotReady;
                 }
             }
-            used_any = true;
             left = left.saturating_sub(1);
         };
         self.vectors.clear();
@@ -165,10 +175,14 @@ impl<F: Frames> NetWorker<F> {
             return Err(broken("a receive buffer has no room for a frame"));
         }
         self.aim(memory, room)?;
+        self.vectors.push_own(&mut self.excess);
         let failed = Error::io("take a frame from the tap");
         let Some(len) = self.frames.receive(self.vectors.as_slice()).map_err(failed)? else {
             return Ok(Moved::NotReady);
         };
+        if len == room.saturating_add(self.excess.len()) {
+            return Ok(Moved::Lost);
+        }
         if !(HEADER_LEN..=room).contains(&len) {
             return Err(Error::Device { device: "net", why: format!("the tap gave a frame of {len} bytes") });
         }

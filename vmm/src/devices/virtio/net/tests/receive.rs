@@ -65,22 +65,51 @@ fn a_buffer_for_which_there_is_no_frame_stays_in_the_ring() {
     assert_eq!(bench.used(), [72]);
 }
 
-/// What the tap is asked for has room for every frame it can have, and no more than that.
+/// What the tap is asked for has room for every frame the driver takes, and one byte more.
 #[test]
 fn the_room_is_that_of_the_largest_frame_negotiated() {
     let large = FRAME_MAX + HEADER_LEN;
-    for (features, len, room) in [
-        (0, 0x4000, ROOM as usize),
-        (feature::GUEST_CSUM, 0x4000, ROOM as usize),
-        (feature::GUEST_TSO4, 0x2_0000, large),
-        (feature::GUEST_TSO6, 0x2_0000, large),
+    for (features, mtu, len, room) in [
+        (0, 1500, 0x4000, ROOM as usize),
+        (0, 9000, 0x4000, ROOM as usize),
+        (feature::GUEST_CSUM, 1500, 0x4000, ROOM as usize),
+        (feature::MTU, 1280, 0x4000, ROOM as usize),
+        (feature::MTU, 9000, 0x4000, 9030),
+        (feature::MTU, 65_521, 0x2_0000, 65_551),
+        (feature::GUEST_TSO4, 1500, 0x2_0000, large),
+        (feature::GUEST_TSO6, 1500, 0x2_0000, large),
     ] {
         let memory = memory();
         let mut bench = Bench::new(&memory, features);
+        bench.worker = NetWorker::new(Script::default(), mtu);
+        bench.worker.negotiated(features);
         bench.offer(&[descriptor(BUFFERS, len, WRITE)]);
         bench.receive().unwrap();
-        assert_eq!(bench.worker.frames.asked, [room]);
+        assert_eq!(bench.worker.frames.asked, [room + 1]);
     }
+}
+
+/// Cut short it would be a different frame.
+#[test]
+fn a_frame_larger_than_the_driver_takes_is_lost_whole_and_the_next_one_arrives() {
+    let memory = memory();
+    let mut bench = Bench::new(&memory, 0);
+    bench.offer(&[descriptor(BUFFERS, 0x4000, WRITE)]);
+    let room = ROOM as usize - HEADER_LEN;
+    for len in [room + 1, room + 2, 9000, room] {
+        bench.worker.frames.incoming.push_back(frame(len));
+    }
+    bench.receive().unwrap();
+    assert_eq!(bench.used(), [ROOM]);
+    assert_eq!(bench.bytes(BUFFERS + 12, room), frame(room)[12..]);
+    // Nor does the outside hold a pass up with nothing but such.
+    bench.offer(&[descriptor(BUFFERS, ROOM, WRITE)]);
+    for _ in 0..=BUDGET {
+        bench.worker.frames.incoming.push_back(frame(9000));
+    }
+    let pass = bench.receive().unwrap();
+    assert_eq!(pass, Pass { interrupt: false, pause: Pause::BudgetSpent });
+    assert_eq!((bench.worker.frames.incoming.len(), bench.queue.next_avail()), (1, 1));
 }
 
 #[test]
@@ -148,7 +177,7 @@ fn a_tap_that_fails_ends_the_machine_as_such() {
         (Some(io::Error::from_raw_os_error(libc::EBADFD)), None),
         (None, Some(0)),
         (None, Some(HEADER_LEN - 1)),
-        (None, Some(ROOM as usize + 1)),
+        (None, Some(ROOM as usize + 2)),
     ] {
         let memory = memory();
         let mut bench = Bench::new(&memory, 0);
