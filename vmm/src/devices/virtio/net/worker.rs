@@ -186,6 +186,12 @@ impl<F: Frames> NetWorker<F> {
         if !(HEADER_LEN..=room).contains(&len) {
             return Err(Error::Device { device: "net", why: format!("the tap gave a frame of {len} bytes") });
         }
+        if self.features & feature::GUEST_CSUM == 0
+            && let Some(flags) = self.header.first_mut()
+        {
+            // The kernel says that it checked a checksum, whether the driver knows what that means or not.
+            *flags = 0;
+        }
         // One buffer holds all of it (section 5.1.6.4.1); the kernel leaves this field to us.
         if let Some(count) = self.header.last_chunk_mut() {
             *count = 1_u16.to_le_bytes();

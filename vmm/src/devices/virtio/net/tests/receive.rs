@@ -15,9 +15,19 @@ fn a_frame_lands_in_the_drivers_buffer_behind_its_header() {
     let pass = bench.receive().unwrap();
     assert_eq!(pass, Pass { interrupt: true, pause: Pause::RingEmpty });
     assert_eq!(bench.used(), [72]);
-    // One buffer: the last two bytes of the header say so.
-    assert_eq!(bench.bytes(BUFFERS, 12), [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0]);
+    // One buffer: the last two bytes of the header say so. No flags, since none were negotiated.
+    assert_eq!(bench.bytes(BUFFERS, 12), [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0]);
     assert_eq!(bench.bytes(BUFFERS + 12, 60), frame(60)[12..]);
+}
+
+#[test]
+fn a_driver_that_knows_of_checksums_is_told_of_them() {
+    let memory = memory();
+    let mut bench = Bench::new(&memory, feature::GUEST_CSUM);
+    bench.offer(&[buffer(BUFFERS)]);
+    bench.worker.frames.incoming.push_back(frame(60));
+    bench.receive().unwrap();
+    assert_eq!(bench.bytes(BUFFERS, 1), [1]);
 }
 
 /// Header and data in any number of segments, one of which lies in both regions of memory.
