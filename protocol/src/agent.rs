@@ -2,8 +2,10 @@
 //!
 //! Two kinds of connection, both vsock streams of [`crate::frame`]s:
 //!
-//! * **Announcement**, agent to daemon, once per boot: the agent connects to the host port named on its kernel command
-//!   line, sends [`Hello`], gets one [`Configure`] and answers [`Reply::Configured`]. Nothing is admitted before that.
+//! * **Announcement**, agent to daemon: the agent connects to the host port named on its kernel command line, sends
+//!   [`Hello`], gets one [`Configure`] and answers [`Reply::Configured`]. Nothing is admitted before that. Both sides
+//!   then keep the connection; when it breaks, the agent announces itself anew. A machine that was taken up from a
+//!   snapshot has all its connections broken, and so says by itself that it is there.
 //! * **Operation**, daemon to agent port [`AGENT_PORT`]: the first frame is [`Open`], and what follows depends on the
 //!   request. Closing an operation's connection cancels nothing but that view of it.
 //!
@@ -42,7 +44,7 @@ pub const TERM_GRACE_MS: u64 = 2_000;
 /// How long output is still collected after a command's leader has ended while a child holds its pipe, in ms.
 pub const DRAIN_MS: u64 = 200;
 
-/// The agent's first words.
+/// The agent's first words on an announcement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     pub version: u16,

@@ -111,7 +111,7 @@ impl Simulated {
 
 async fn announce(announcements: Announcements, guest: Arc<Guest>) {
     let (host, mut ours) = tokio::io::duplex(1 << 20);
-    announcements.arrived(guest.cid, || Some(Box::new(host)));
+    announcements.arrived(guest.cid, Box::new(host));
     let hello = Hello { version: VERSION, boot_id: guest.boot_id.clone(), uptime_us: 1_000 };
     let done = async {
         wire::send(&mut ours, &hello).await?;
@@ -165,13 +165,13 @@ impl Machines for Simulated {
             tokio::spawn(announce(self.announcements.clone(), guest));
         }
         drop(booted_keep);
-        Ok(Machine::new(ended, booted))
+        Ok(Machine::new(ended, booted, nobody()))
     }
 
     async fn find(&self, id: &SandboxId) -> Result<Option<Machine>, MachineError> {
         let guest = lock(&self.world).machines.get(id).cloned();
         let booted = watch::channel(None).1;
-        Ok(guest.map(|guest| Machine::new(guest.end.subscribe(), booted)))
+        Ok(guest.map(|guest| Machine::new(guest.end.subscribe(), booted, nobody())))
     }
 
     async fn release(&self, id: &SandboxId, scope: Scope) -> Result<(), MachineError> {
@@ -427,4 +427,9 @@ fn behave(start: &StartCommand, stdin: &[u8]) -> Run {
             ..Run::default()
         },
     }
+}
+
+/// A monitor that is never asked anything.
+fn nobody() -> tokio::sync::mpsc::Sender<super::monitor::Ask> {
+    tokio::sync::mpsc::channel(1).0
 }

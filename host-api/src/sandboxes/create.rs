@@ -118,6 +118,7 @@ fn unaddressed(id: &SandboxId, request: &CreateRequest) -> MachineSpec {
         disk_mib: request.disk_mib,
         cid: 0,
         root: request.template.image.clone(),
+        saved: None,
         cmdline: String::new(),
     }
 }
