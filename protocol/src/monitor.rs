@@ -38,8 +38,11 @@ pub mod fd {
     pub const STATE: i32 = 12;
     /// Restore only: the saved machine's memory, read-only and never written again.
     pub const MEMORY: i32 = 13;
+    /// A TAP interface, from /dev/net/tun with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`. Only with
+    /// [`BootConfig::network`](super::BootConfig::network).
+    pub const TAP: i32 = 14;
     /// One past the last.
-    pub const END: i32 = 14;
+    pub const END: i32 = 15;
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,6 +85,18 @@ pub struct BootConfig {
     pub cmdline: String,
     /// Give the guest a serial console and copy it to the monitor's standard error. Costs boot time: for debugging.
     pub console: bool,
+    /// A network card on [`fd::TAP`]. None: the guest has none at all.
+    pub network: Option<Network>,
+}
+
+/// What the guest reads off its network card. Addresses and routes are the agent's business, and who may talk to whom is
+/// decided on the host's side of the tap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// Not a multicast address, not zero.
+    pub mac: [u8; 6],
+    /// Largest packet, in bytes: 1280 to 65521.
+    pub mtu: u16,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +108,8 @@ pub struct RestoreConfig {
     /// Check the whole memory file against its checksums first. Costs a read of all of it: for the first restore of a
     /// file by a daemon, which then keeps it from changing.
     pub verify: bool,
+    /// A network card on [`fd::TAP`], if the saved machine has one.
+    pub network: Option<Network>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

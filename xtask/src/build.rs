@@ -11,7 +11,7 @@ use crate::progress::Step;
 use crate::{cache, disk, host, kernel, repository, rootfs};
 
 /// The only target there is; `.cargo/config.toml` names it too, so it is part of every artifact's path.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Builds everything; returns the folder that holds it: `bin/`, `kernel/vmlinux`, `templates/`, `scratch/`.
 pub fn all(cache: &Cache) -> Result<PathBuf> {

@@ -10,7 +10,7 @@ use clap::Args;
 use crate::cache::Cache;
 use crate::kvmfit::{Guests, Place};
 use crate::progress::Step;
-use crate::{build, host, repository};
+use crate::{build, fuzz, host, repository};
 
 /// The one that licences, bans and sources are checked with; pinned, so that a new release is a change here.
 const CARGO_DENY: &str = "0.20.2";
@@ -29,6 +29,9 @@ pub struct Options {
     /// Only the tests beside the code
     #[arg(long)]
     unit: bool,
+    /// Only the fuzz targets, each for a minute
+    #[arg(long)]
+    fuzz: bool,
     /// Only the tests on real guests
     #[arg(long)]
     e2e: bool,
@@ -42,15 +45,19 @@ pub struct Options {
 type Check<'a> = (&'a str, Box<dyn Fn() -> Result<()> + 'a>);
 
 pub fn run(cache: &Cache, options: &Options) -> Result<ExitCode> {
-    let all = !(options.lint || options.unit || options.e2e);
+    let all = !(options.lint || options.unit || options.fuzz || options.e2e);
     let mut checks: Vec<Check<'_>> = Vec::new();
     if options.lint || (all && options.filter.is_none()) {
         checks.push(("formatting", Box::new(formatting)));
         checks.push(("lints", Box::new(lints)));
+        checks.push(("formatting and lints of the fuzz targets", Box::new(|| fuzz::lint(cache))));
         checks.push(("dependencies", Box::new(|| dependencies(cache))));
     }
     if options.unit || all {
         checks.push(("unit tests", Box::new(|| unit(options))));
+    }
+    if options.fuzz || (all && options.filter.is_none()) {
+        checks.push(("fuzzing", Box::new(|| fuzz::all(cache))));
     }
     if options.e2e || all {
         host::need_root("running guests")?;
@@ -95,10 +102,13 @@ fn lints() -> Result<()> {
 fn dependencies(cache: &Cache) -> Result<()> {
     let deny = cargo_deny(cache)?;
     let check = |what: &[&str]| {
-        let mut command = Command::new(&deny);
-        command.current_dir(repository()).args(["--log-level", "error", "check", "--hide-inclusion-graph"]);
-        command.args(what);
-        succeed(&mut command, "deny.toml says what is allowed, and why")
+        // The fuzz targets are a workspace of their own.
+        ["Cargo.toml", "fuzz/Cargo.toml"].into_iter().try_for_each(|manifest| {
+            let mut command = Command::new(&deny);
+            command.current_dir(repository()).args(["--log-level", "error", "--config", "deny.toml"]);
+            command.args(["--manifest-path", manifest, "check", "--hide-inclusion-graph"]).args(what);
+            succeed(&mut command, "deny.toml says what is allowed, and why")
+        })
     };
     check(&["licenses", "bans", "sources"])?;
     let fetched = Command::new("timeout")

@@ -20,6 +20,9 @@ pub const BENCH: &[&str] = &["qemu-system-x86"];
 /// Compiling the sources: the linker and the static C library.
 pub const BUILD: &[&str] = &["gcc", "libc6-dev"];
 
+/// Compiling the fuzz targets: libFuzzer is C++.
+pub const FUZZ: &[&str] = &["g++"];
+
 /// Makes sure that `packages` are installed.
 ///
 /// Not root: fails with the one command that root must run, which covers every step of every subcommand.
@@ -29,7 +32,7 @@ pub fn need(cache: &Cache, packages: &[&str]) -> Result<()> {
         return Ok(());
     }
     if !is_root() {
-        let mut all: Vec<&str> = [KERNEL, LAB, ROOTFS, RUN, BUILD].concat();
+        let mut all: Vec<&str> = [KERNEL, LAB, ROOTFS, RUN, BUILD, FUZZ].concat();
         all.sort_unstable();
         all.dedup();
         bail!(

@@ -8,6 +8,7 @@ mod deb;
 mod demo;
 mod digest;
 mod disk;
+mod fuzz;
 mod host;
 mod kernel;
 mod kvmfit;
@@ -48,6 +49,8 @@ enum Task {
     Test(check::Options),
     /// Measure the monitor beside its peers; figures for programs go to target/bench/latest.json
     Bench(bench::Options),
+    /// Try at random what a guest or a peer may hand over
+    Fuzz(fuzz::Options),
     /// Build the guest kernel and print the path of its vmlinux
     Kernel,
     /// Build the templates' root filesystems and print the folder of each
@@ -101,6 +104,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         }
         Task::Test(options) => return check::run(&cache, options),
         Task::Bench(options) => return bench::run(&cache, options),
+        Task::Fuzz(options) => return fuzz::run(&cache, options),
         Task::LabInside => {}
     }
     Ok(ExitCode::SUCCESS)

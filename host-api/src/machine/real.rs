@@ -151,12 +151,14 @@ impl Inner {
                 cid: spec.cid,
                 cmdline: spec.cmdline.clone(),
                 console: self.settings.console,
+                network: None,
             }),
             Some(saved) => ToMonitor::Restore(RestoreConfig {
                 version: VERSION,
                 jail,
                 cid: spec.cid,
                 verify: saved.verify,
+                network: None,
             }),
         }
     }

@@ -106,6 +106,8 @@ mod request {
         0x4008_af21, // VHOST_SET_VRING_CALL
         0x4004_af61, // VHOST_VSOCK_SET_RUNNING
     ];
+    /// Of `if_tun.h`: the offloads that the network card's driver negotiated.
+    pub const TUNSETOFFLOAD: u64 = 0x4004_54d0;
 }
 
 fn ioctls(thread: Thread) -> Vec<u64> {
@@ -116,8 +118,10 @@ fn ioctls(thread: Thread) -> Vec<u64> {
                 .concat()
         }
         Thread::Devices => Vec::new(),
-        // A driver's write to the status register activates the socket device.
-        Thread::Vcpu => [&[request::KVM_RUN], request::KVM_GET_VCPU, request::VHOST].concat(),
+        // A driver's write to the status register activates the socket device, or the network card.
+        Thread::Vcpu => {
+            [&[request::KVM_RUN, request::TUNSETOFFLOAD], request::KVM_GET_VCPU, request::VHOST].concat()
+        }
     }
 }
 

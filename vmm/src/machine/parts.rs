@@ -14,6 +14,7 @@ pub struct Parts {
     pub root: File,
     pub scratch: File,
     pub cgroup: Option<File>,
+    pub tap: Option<File>,
 }
 
 /// What a machine that is taken up is made from besides.
@@ -31,6 +32,7 @@ impl Parts {
             root: required(fd::ROOT, "root image")?.into(),
             scratch: required(fd::SCRATCH, "scratch disk")?.into(),
             cgroup: inherited(fd::CGROUP).map(File::from),
+            tap: inherited(fd::TAP).map(File::from),
         })
     }
 }

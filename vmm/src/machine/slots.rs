@@ -11,6 +11,7 @@ use crate::{
         self, Device, Interrupt,
         block::{Block, BlockWorker, Disk},
         entropy::{Entropy, EntropyWorker},
+        net::{self, Net, NetWorker, Tap},
         runner,
         transport::{QUEUE_NOTIFY, Transport},
         vsock::{self, Vsock},
@@ -20,6 +21,7 @@ use crate::{
     memory::Memory,
     snapshot::DeviceState,
 };
+use bivouac_protocol::monitor::Network;
 use event_manager::{EventManager, SubscriberOps};
 use kvm_ioctls::{IoEventAddress, VmFd};
 use std::{fs::File, sync::Arc};
@@ -133,5 +135,15 @@ impl<'a> Slots<'a> {
         let handle = self.worker(EntropyWorker, 1)?;
         let interrupt = Interrupt::new(self.line()?);
         self.add(Box::new(Entropy::new(handle)), interrupt)
+    }
+
+    pub fn net(&mut self, tap: File, network: &Network) -> Result<(), Error> {
+        let tap = Tap::new(tap)?;
+        let control = tap.try_clone()?;
+        let worker = NetWorker::new(tap, network.mtu);
+        let (handle, runner) = net::pair(worker, self.kicks(net::QUEUES)?, self.ending.clone())?;
+        self.events.add_subscriber(Box::new(runner));
+        let interrupt = Interrupt::new(self.line()?);
+        self.add(Box::new(Net::new(handle, control, network)?), interrupt)
     }
 }

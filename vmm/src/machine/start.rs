@@ -25,7 +25,7 @@ use crate::{
     memory::{self, Memory},
     snapshot::{self, DeviceState, MachineState},
 };
-use bivouac_protocol::monitor::{BootConfig, Jail, RestoreConfig, VERSION};
+use bivouac_protocol::monitor::{BootConfig, Jail, Network, RestoreConfig, VERSION};
 use event_manager::EventManager;
 use kvm_bindings::{CpuId, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Kvm, VmFd};
@@ -74,7 +74,8 @@ pub fn start(
     let vm_created_us = micros(started);
     join_cgroup(parts.cgroup)?;
 
-    let builder = Builder { kvm, vm, vsock: parts.vsock, root: parts.root, scratch: parts.scratch };
+    let builder =
+        Builder { kvm, vm, vsock: parts.vsock, root: parts.root, scratch: parts.scratch, tap: parts.tap };
     let timing = Timing { configured_us, jailed_us, vm_created_us };
     match origin {
         Origin::Boot { config, kernel } => builder.boot(&config, kernel, timing),
@@ -132,6 +133,16 @@ struct Builder {
     vsock: File,
     root: File,
     scratch: File,
+    tap: Option<File>,
+}
+
+/// What the devices are to be.
+struct Wanted<'a> {
+    cid: u32,
+    console: bool,
+    network: Option<Network>,
+    /// As they were, for a machine that is taken up.
+    saved: Option<&'a [DeviceState]>,
 }
 
 /// What stands around the processors.
@@ -148,7 +159,9 @@ impl Builder {
         let memory = memory::allocate(config.memory_mib)?;
         let features = cpu::supported_features(&self.kvm)?;
         let (ending, endings) = channel_of_endings()?;
-        let board = self.board(&memory, config.cid, config.console, None, &ending)?;
+        let wanted =
+            Wanted { cid: config.cid, console: config.console, network: config.network, saved: None };
+        let board = self.board(&memory, &wanted, &ending)?;
 
         let line = boot::command_line(board.transports.len() as u32, config.console, &config.cmdline)?;
         let entry = boot::load_kernel(&memory, &mut kernel)?;
@@ -172,7 +185,9 @@ impl Builder {
         check_state(&state, &cpu::supported_features(&self.kvm)?)?;
         let memory = snapshot::map(&state.memory, saved.memory, config.verify)?;
         let (ending, endings) = channel_of_endings()?;
-        let board = self.board(&memory, config.cid, false, Some(&state.devices), &ending)?;
+        let saved = Some(state.devices.as_slice());
+        let wanted = Wanted { cid: config.cid, console: false, network: config.network, saved };
+        let board = self.board(&memory, &wanted, &ending)?;
         if board.transports.len() != state.devices.len() {
             return Err(Error::Snapshot("it has devices that this machine has no slot for".into()));
         }
@@ -197,14 +212,7 @@ impl Builder {
         Ok(Machine { live, ending, endings, reset, timing })
     }
 
-    fn board(
-        self,
-        memory: &Memory,
-        cid: u32,
-        console: bool,
-        saved: Option<&[DeviceState]>,
-        ending: &Ending,
-    ) -> Result<Board, Error> {
+    fn board(self, memory: &Memory, wanted: &Wanted<'_>, ending: &Ending) -> Result<Board, Error> {
         let vm = self.vm;
         memory::register(&vm, memory)?;
         vm.set_tss_address(layout::KVM_TSS).map_err(Error::kvm("place the task state segment"))?;
@@ -214,15 +222,19 @@ impl Builder {
         vm.create_pit2(kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() })
             .map_err(Error::kvm("create the interval timer"))?;
 
-        let mut slots = Slots::new(&vm, memory, ending.clone(), saved)?;
+        let mut slots = Slots::new(&vm, memory, ending.clone(), wanted.saved)?;
         slots.block(self.root, true, "root")?;
         slots.block(self.scratch, false, "scratch")?;
-        slots.vsock(self.vsock, cid)?;
+        slots.vsock(self.vsock, wanted.cid)?;
         slots.entropy()?;
+        if let Some(network) = &wanted.network {
+            let tap = self.tap.ok_or_else(|| Error::Config("a network card needs a tap".into()))?;
+            slots.net(tap, network)?;
+        }
         let Slots { registers, events, transports, .. } = slots;
 
         let reset = EventFd::new(EFD_NONBLOCK).map_err(Error::io("make an eventfd"))?;
-        let ports = ports(&vm, console, &reset)?;
+        let ports = ports(&vm, wanted.console, &reset)?;
         let around = Surroundings {
             ports: Arc::new(ports),
             registers: Arc::new(registers),

@@ -11,8 +11,10 @@
 //! ([`transport::TransportState`]): no device of ours has more state than that.
 
 pub mod block;
+mod chain;
 pub mod entropy;
 mod interrupt;
+pub mod net;
 pub mod runner;
 pub mod transport;
 pub mod vsock;

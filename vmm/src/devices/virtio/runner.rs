@@ -21,9 +21,41 @@ pub trait Worker: Send {
     fn serve(&mut self, memory: &Memory, chain: DescriptorChain<&Memory>) -> Result<u32, Error>;
 }
 
-enum Command {
+/// What a device asks of the main thread.
+pub enum Command {
     Activate(Activation),
+    /// To be answered with the queues.
     Sleep(SyncSender<Vec<Queue>>),
+}
+
+/// Where the main thread hears of it.
+pub struct Commands {
+    receiver: Receiver<Command>,
+    wake: EventFd,
+}
+
+impl Commands {
+    /// Readable when there are commands.
+    pub fn wake(&self) -> &EventFd {
+        &self.wake
+    }
+
+    /// The wake has been heard.
+    pub fn clear(&self) {
+        let _ = self.wake.read();
+    }
+
+    pub fn next(&self) -> Option<Command> {
+        self.receiver.try_recv().ok()
+    }
+}
+
+/// Makes a device's end and the end that obeys it.
+pub fn commands() -> Result<(Handle, Commands), Error> {
+    let wake = EventFd::new(EFD_NONBLOCK).map_err(Error::io("make an eventfd"))?;
+    let (commands, receiver) = channel();
+    let handle = Handle { commands, wake: wake.try_clone().map_err(Error::io("copy an eventfd"))? };
+    Ok((handle, Commands { receiver, wake }))
 }
 
 /// The device's end, used on vCPU threads.
@@ -63,8 +95,7 @@ struct Active {
 /// The device thread's end.
 pub struct Runner<W> {
     worker: W,
-    commands: Receiver<Command>,
-    wake: EventFd,
+    commands: Commands,
     /// One for each queue, written by KVM when the driver notifies.
     kicks: Vec<EventFd>,
     active: Option<Active>,
@@ -73,17 +104,15 @@ pub struct Runner<W> {
 
 /// Makes both ends. `kicks` has one eventfd for each queue.
 pub fn pair<W: Worker>(worker: W, kicks: Vec<EventFd>, ending: Ending) -> Result<(Handle, Runner<W>), Error> {
-    let wake = EventFd::new(EFD_NONBLOCK).map_err(Error::io("make an eventfd"))?;
-    let (commands, receiver) = channel();
-    let handle = Handle { commands, wake: wake.try_clone().map_err(Error::io("copy an eventfd"))? };
-    Ok((handle, Runner { worker, commands: receiver, wake, kicks, active: None, ending }))
+    let (handle, commands) = commands()?;
+    Ok((handle, Runner { worker, commands, kicks, active: None, ending }))
 }
 
 impl<W: Worker> Runner<W> {
     const WAKE: u32 = u32::MAX;
 
     fn obey(&mut self) -> Result<(), Error> {
-        while let Ok(command) = self.commands.try_recv() {
+        while let Some(command) = self.commands.next() {
             match command {
                 Command::Activate(Activation { queues, interrupt, memory, .. }) => {
                     self.active = Some(Active { queues, interrupt, memory });
@@ -108,20 +137,37 @@ impl<W: Worker> Runner<W> {
     fn serve_queue(&mut self, index: usize) -> Result<(), Error> {
         let Some(active) = &mut self.active else { return Ok(()) };
         let Some(queue) = active.queues.get_mut(index) else { return Ok(()) };
-        if drain(&mut self.worker, queue, &active.memory)? {
+        let drained = drain(&mut self.worker, queue, &active.memory)?;
+        if drained.interrupt {
             active.interrupt.used_buffer().map_err(Error::io("interrupt the guest"))?;
         }
-        Ok(())
+        match self.kicks.get(index) {
+            Some(kick) if drained.more => kick.write(1).map_err(Error::io("wake the device thread")),
+            _ => Ok(()),
+        }
     }
 }
 
-/// Serves everything in the ring, and says whether the driver wants to hear of it. Between two looks at the ring
-/// notifications are turned on, so that a request that arrives after the last look is announced.
-pub fn drain<W: Worker>(worker: &mut W, queue: &mut Queue, memory: &Memory) -> Result<bool, Error> {
+/// Requests served in a row, at most. A guest that adds them as fast as they are served would otherwise keep the thread from
+/// every other device, and from the daemon's word to stop.
+pub const BUDGET: usize = 256;
+
+/// What came of a look at a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drained {
+    /// The driver wants to hear of it.
+    pub interrupt: bool,
+    /// The budget was spent, and there may be more.
+    pub more: bool,
+}
+
+/// Serves what is in the ring. Between two looks at it notifications are turned on, so that a request that arrives after
+/// the last look is announced.
+pub fn drain<W: Worker>(worker: &mut W, queue: &mut Queue, memory: &Memory) -> Result<Drained, Error> {
     let device = worker.name();
     let broken = |e: virtio_queue::Error| Error::Guest { device, why: e.to_string() };
-    let mut used_any = false;
-    loop {
+    let mut left = BUDGET;
+    'budget: while left > 0 {
         queue.disable_notification(memory).map_err(broken)?;
         // `iter` refuses an available index further ahead than the ring is long; a chain that does not come out of
         // it at all (a head beyond the table) ends the iteration, which `enable_notification` would repeat for ever.
@@ -131,7 +177,10 @@ pub fn drain<W: Worker>(worker: &mut W, queue: &mut Queue, memory: &Memory) -> R
             let head = chain.head_index();
             let written = worker.serve(memory, chain)?;
             queue.add_used(memory, head, written).map_err(broken)?;
-            used_any = true;
+            left = left.saturating_sub(1);
+            if left == 0 {
+                break 'budget;
+            }
         }
         if !queue.enable_notification(memory).map_err(broken)? {
             break;
@@ -140,7 +189,8 @@ pub fn drain<W: Worker>(worker: &mut W, queue: &mut Queue, memory: &Memory) -> R
             return Err(Error::Guest { device, why: "a ring entry names no descriptor".into() });
         }
     }
-    Ok(used_any && queue.needs_notification(memory).map_err(broken)?)
+    let interrupt = left < BUDGET && queue.needs_notification(memory).map_err(broken)?;
+    Ok(Drained { interrupt, more: left == 0 })
 }
 
 impl<W: Worker> MutEventSubscriber for Runner<W> {
@@ -148,7 +198,7 @@ impl<W: Worker> MutEventSubscriber for Runner<W> {
         // A kick can be seen before the activation that came first, so commands go first always.
         let data = events.data();
         let result = if data == Self::WAKE {
-            let _ = self.wake.read();
+            self.commands.clear();
             self.obey()
         } else {
             let index = data as usize;
@@ -164,7 +214,7 @@ impl<W: Worker> MutEventSubscriber for Runner<W> {
     }
 
     fn init(&mut self, ops: &mut EventOps) {
-        let wake = Events::with_data(&self.wake, Self::WAKE, EventSet::IN);
+        let wake = Events::with_data(self.commands.wake(), Self::WAKE, EventSet::IN);
         let kicks =
             self.kicks.iter().zip(0..).map(|(kick, index)| Events::with_data(kick, index, EventSet::IN));
         for events in std::iter::once(wake).chain(kicks) {

@@ -2,11 +2,13 @@
 //! of a length fixed when the machine starts. A flush returns after `fdatasync`.
 
 mod device;
+mod storage;
 #[cfg(test)]
 mod tests;
 mod worker;
 
 pub use device::Block;
+pub use storage::Storage;
 pub use worker::{BlockWorker, Disk};
 
 /// Virtio device id.

@@ -1,6 +1,8 @@
 //! Entropy device (virtio 1.2, section 5.4): random bytes from the host's kernel.
 
 mod device;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 pub use device::Entropy;
