@@ -6,4 +6,5 @@ mod commands;
 mod crashes;
 mod files;
 mod guest;
+mod limits;
 mod sandboxes;

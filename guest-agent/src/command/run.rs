@@ -163,6 +163,8 @@ impl Commands {
             }
         };
         let wall = started.elapsed();
+        // Read now: what a process that was left behind runs into later is not this command's result.
+        let limits_hit = cgroup.limits_hit();
         leader_ended.send_replace(Some(Instant::now()));
         let mut changes = command.changes();
         while !command.look(|s| s.spool_ref(Stream::Stdout).closed() && s.spool_ref(Stream::Stderr).closed())
@@ -180,6 +182,7 @@ impl Commands {
                 user_us: status.map_or(0, |status| status.user_us),
                 system_us: status.map_or(0, |status| status.system_us),
                 max_rss_kib: status.map_or(0, |status| status.max_rss_kib),
+                limits_hit,
             });
         });
         if !cgroup.remove() {

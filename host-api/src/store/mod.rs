@@ -12,7 +12,7 @@ mod sandboxes;
 #[cfg(test)]
 mod tests;
 
-pub use commands::{Accepted, CommandRow, CommandStatus, Finished, NewCommand};
+pub use commands::{Accepted, CommandRow, CommandStatus, Finished, LimitHit, NewCommand};
 pub use events::{EventRow, NewEvent, link};
 pub use keys::{KeyRow, NewKey};
 pub use sandboxes::{Applied, Details, NewSandbox, Reserved, SandboxRow};

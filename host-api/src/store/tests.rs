@@ -177,6 +177,7 @@ async fn a_machine_that_dies_loses_its_unfinished_commands_in_the_same_transacti
         user_us: None,
         system_us: None,
         max_rss_kib: None,
+        limits_hit: Vec::new(),
     };
     assert!(!store.finish_command(&row.id, &end).await.unwrap());
 }

@@ -49,6 +49,17 @@ async fn every_way_to_end_has_its_status_and_reason() {
     assert_eq!(late["stdout"]["text"], "before\n");
     let oom = host.run(&id, json!({"request_id": "o", "argv": ["oom"]})).await.json;
     assert_eq!((oom["signal"].as_i64(), oom["termination_reason"].as_str()), (Some(9), Some("oom_killed")));
+    assert_eq!(oom["limits_hit"], json!(["memory"]));
+    let forked = host.run(&id, json!({"request_id": "f", "argv": ["fork"]})).await.json;
+    assert_eq!((forked["status"].as_str(), forked["exit_code"].as_i64()), (Some("exited"), Some(2)));
+    assert_eq!(forked["limits_hit"], json!(["pids"]));
+    assert!(forked["detail"].as_str().unwrap().contains("refused it a process"), "{forked}");
+    let listed = host.get(&format!("/v1/sandboxes/{id}/commands")).await.json;
+    assert_eq!(listed["items"][3]["limits_hit"], json!(["pids"]));
+    assert!(listed["items"][0].get("limits_hit").is_none(), "nothing ran out");
+    let events = host.get(&format!("/v1/events?sandbox_id={id}")).await.json;
+    let last = events["items"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!((&last["kind"], &last["data"]["limits_hit"]), (&json!("command.ended"), &json!(["pids"])));
     assert_eq!(host.get(&format!("/v1/sandboxes/{id}")).await.json["state"], "running");
 }
 
