@@ -260,6 +260,8 @@ pub enum StartFailureKind {
     /// The script's interpreter, or the program's loader, is missing.
     BadInterpreter,
     NoSuchDirectory,
+    /// The working directory is there, and the user may not enter it.
+    DirectoryForbidden,
     NoSuchUser,
     OutOfMemory,
     TooManyProcesses,

@@ -77,11 +77,14 @@ fn a_command_that_cannot_start_says_why() {
     let client = shared().client();
     let sandbox = client.create("base");
     client.output(&sandbox, "echo '#!/no/such/interpreter' > bad; chmod +x bad; echo plain > plain");
+    client.output(&sandbox, "mkdir locked; chmod 0 locked");
     for (request, reason) in [
         (json!({ "argv": ["no-such-program"] }), "not_found"),
         (json!({ "argv": ["./plain"] }), "not_executable"),
         (json!({ "argv": ["./bad"] }), "bad_interpreter"),
         (json!({ "argv": ["true"], "cwd": "/no/such/folder" }), "no_such_directory"),
+        (json!({ "argv": ["true"], "cwd": "/home/user/plain" }), "no_such_directory"),
+        (json!({ "argv": ["true"], "cwd": "/home/user/locked" }), "directory_forbidden"),
         (json!({ "argv": ["true"], "user": "nobody-here" }), "no_such_user"),
     ] {
         let ended = client.submit(&sandbox, request.clone()).expect(200);

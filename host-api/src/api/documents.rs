@@ -239,8 +239,8 @@ pub struct CommandDocument {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<i64>,
     /// Why it ended otherwise: `timeout`, `canceled`, `oom_killed`, `machine_died`, `sandbox_deleted`, or why it could
-    /// not start: `not_found`, `not_executable`, `bad_interpreter`, `no_such_directory`, `no_such_user`,
-    /// `out_of_memory`, `too_many_processes`, `arguments_too_long`, `invalid`, `guest_busy`, `other`.
+    /// not start: `not_found`, `not_executable`, `bad_interpreter`, `no_such_directory`,
+    /// `directory_forbidden`, `no_such_user`, `out_of_memory`, `too_many_processes`, `arguments_too_long`, `invalid`, `guest_busy`, `other`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub termination_reason: Option<String>,
     /// What it ran out of, whichever way it ended; left out where that is nothing.

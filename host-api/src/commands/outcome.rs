@@ -122,6 +122,7 @@ fn kind(kind: StartFailureKind) -> &'static str {
         StartFailureKind::NotExecutable => "not_executable",
         StartFailureKind::BadInterpreter => "bad_interpreter",
         StartFailureKind::NoSuchDirectory => "no_such_directory",
+        StartFailureKind::DirectoryForbidden => "directory_forbidden",
         StartFailureKind::NoSuchUser => "no_such_user",
         StartFailureKind::OutOfMemory => "out_of_memory",
         StartFailureKind::TooManyProcesses => "too_many_processes",
