@@ -295,4 +295,8 @@ pub enum Refusal {
         errno: i32,
         detail: String,
     },
+    /// What is at the path is a device, a pipe or a socket, and neither read nor replaced.
+    NotRegular {
+        detail: String,
+    },
 }

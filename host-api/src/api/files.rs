@@ -161,6 +161,10 @@ pub(super) fn problem(cause: AgentError, subject: &str) -> Problem {
             let detail: String = detail.chars().take(512).collect();
             Problem::new(file_code(errno), format!("`{subject}`: {detail}"))
         }
+        AgentError::Refused(Refusal::NotRegular { detail }) => {
+            let detail: String = detail.chars().take(512).collect();
+            Problem::new(Code::FileConflict, format!("`{subject}`: {detail}"))
+        }
         AgentError::Refused(Refusal::Busy { .. }) => {
             Problem::new(Code::GuestBusy, format!("`{subject}`: the guest takes no more operations at once"))
         }

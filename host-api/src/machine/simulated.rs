@@ -388,6 +388,10 @@ impl Guest {
     }
 
     async fn read_file(&self, mut channel: tokio::io::DuplexStream, path: String) -> Served {
+        if path.starts_with("/dev/") {
+            let refusal = Refusal::NotRegular { detail: "it is a device, not a regular file".to_owned() };
+            return wire::send(&mut channel, &Reply::Refused(refusal)).await;
+        }
         let content = lock(&self.files).get(&path).cloned();
         let Some(content) = content else {
             let refusal = Refusal::File { errno: 2, detail: "no such file or directory".to_owned() };
