@@ -4,6 +4,7 @@ use super::App;
 use crate::auth::{self, Identity};
 use crate::error::{Code, Problem};
 use crate::ids::{CommandId, SandboxId};
+use crate::lifecycle::State;
 use crate::limits;
 use crate::sandboxes::Live;
 use crate::store::{CommandRow, SandboxRow};
@@ -63,8 +64,8 @@ impl Sandbox {
     /// Its guest, if it can be reached now.
     pub fn usable(&self) -> Result<&Arc<Live>, Problem> {
         self.live.as_ref().filter(|live| live.view().usable()).ok_or_else(|| {
-            let state = self.live.as_ref().map_or("deleted", |live| live.view().state.as_str());
-            Problem::new(Code::SandboxNotRunning, format!("sandbox {} is {state}, not running", self.id))
+            let state = self.live.as_ref().map_or(State::Deleted, |live| live.view().state);
+            Problem::not_running(&self.id, state)
         })
     }
 }

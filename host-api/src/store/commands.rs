@@ -2,7 +2,7 @@
 
 use super::meta::unknown;
 use super::{NewEvent, Result, SandboxRow, Store, Tx, events};
-use crate::lifecycle::{LossReason, UnixMs};
+use crate::lifecycle::{LossReason, State, UnixMs};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
@@ -137,8 +137,8 @@ pub enum Accepted {
     New(CommandRow),
     /// The request id was used in this sandbox before; whether for the same request is the caller's to judge.
     Existing(CommandRow),
-    /// The sandbox takes no commands; nothing was written.
-    NotRunning,
+    /// The sandbox is in a state, this one, in which it takes no commands; nothing was written.
+    NotRunning(State),
     /// As many commands as may be are unfinished; nothing was written.
     TooMany,
 }
@@ -210,7 +210,14 @@ impl Store {
         .bind(new.at)
         .fetch_optional(&mut *tx)
         .await?;
-        let Some(row) = row else { return Ok(Accepted::NotRunning) };
+        let Some(row) = row else {
+            let state: Option<String> = sqlx::query_scalar("SELECT state FROM sandboxes WHERE id = $1")
+                .bind(&new.sandbox_id)
+                .fetch_optional(&mut *tx)
+                .await?;
+            let state = state.as_deref().map_or(Some(State::Deleted), State::parse);
+            return Ok(Accepted::NotRunning(state.ok_or_else(|| unknown("state", &new.sandbox_id))?));
+        };
         let event = NewEvent {
             org: &row.org,
             at: row.accepted_at,

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ids::{CommandId, SandboxId};
-use crate::lifecycle::{DeletionReason, Input, Reason, Scope, World};
+use crate::lifecycle::{DeletionReason, Input, Reason, Scope, State, World};
 
 async fn store() -> (tempfile::TempDir, Store) {
     let dir = tempfile::tempdir().unwrap();
@@ -134,7 +134,8 @@ async fn metering_stops_in_the_transaction_of_the_release_with_the_accepted_time
 async fn a_request_id_is_accepted_once_and_only_by_a_sandbox_that_runs() {
     let (_dir, store) = store().await;
     let id = new(&store, None).await.id;
-    assert!(matches!(store.accept_command(&command(&id, "a"), 10).await.unwrap(), Accepted::NotRunning));
+    let early = store.accept_command(&command(&id, "a"), 10).await.unwrap();
+    assert!(matches!(early, Accepted::NotRunning(State::Creating)));
     put(&store, &id, Input::Usable { at: 2_000 }).await;
     let Accepted::New(first) = store.accept_command(&command(&id, "a"), 10).await.unwrap() else { panic!() };
     let again = store.accept_command(&command(&id, "a"), 10).await.unwrap();

@@ -96,9 +96,11 @@ fn signal_number(signal: &Signal) -> Result<i32, Problem> {
         Signal::Number(number) => Err(Problem::field("signal", format!("{number} is not within 1 to 64"))),
         Signal::Name(name) => {
             let plain = name.strip_prefix("SIG").unwrap_or(name);
-            SIGNALS.iter().find(|(known, _)| *known == plain).map(|(_, number)| *number).ok_or_else(|| {
-                Problem::field("signal", format!("`{}` is not a signal's name", short(name)))
-            })
+            SIGNALS
+                .iter()
+                .find(|(known, _)| *known == plain)
+                .map(|(_, number)| *number)
+                .ok_or_else(|| Problem::field("signal", format!("`{}` is not a signal's name", short(name))))
         }
     }
 }
