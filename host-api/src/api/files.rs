@@ -23,7 +23,7 @@ use utoipa::IntoParams;
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub struct GetQuery {
-    /// Path in the guest.
+    /// Path in the guest, which must be UTF-8 text: there is no way here to a file with another name.
     path: String,
     /// Whose rights apply; the template's user if left out.
     user: Option<String>,
@@ -32,7 +32,7 @@ pub struct GetQuery {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub struct PutQuery {
-    /// Path in the guest. Its folder must exist.
+    /// Path in the guest, which must be UTF-8 text. Its folder must exist.
     path: String,
     /// Whose rights apply, and who owns a new file; the template's user if left out.
     user: Option<String>,
