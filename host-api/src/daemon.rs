@@ -31,6 +31,8 @@ pub struct Daemon {
     pub port: u32,
     /// How long an announcement is waited for before the guest is asked.
     pub ask_after: Duration,
+    /// How long the next bytes of a request's body are waited for.
+    pub stall: Duration,
     /// Woken when a life may end earlier than the sweeper knows.
     pub expiry: Notify,
     live: Mutex<HashMap<SandboxId, Arc<Live>>>,
@@ -63,6 +65,7 @@ impl Daemon {
             data_dir,
             port,
             ask_after: limits::ASK_AFTER,
+            stall: limits::STALL,
             expiry: Notify::new(),
             live: Mutex::default(),
         }

@@ -29,6 +29,7 @@ pub mod api;
 pub mod auth;
 pub mod clock;
 pub mod commands;
+mod connections;
 pub mod daemon;
 pub mod error;
 pub mod ids;

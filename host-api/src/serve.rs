@@ -6,7 +6,9 @@
 use crate::agent::{Announcements, listen};
 use crate::api;
 use crate::auth::{self, AuthError};
+use crate::connections;
 use crate::daemon::Daemon;
+use crate::limits;
 use crate::machine::MachineError;
 use crate::machine::real::{RealMachines, Settings};
 use crate::reconcile::{self, ReconcileError};
@@ -107,13 +109,13 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     let stop = stop_signal().map_err(io_error("waiting for signals"))?;
     ready(&config, address)?;
     let (stopping, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = axum::serve(tcp, api::router(Arc::clone(&daemon))).with_graceful_shutdown(async move {
+    let server = connections::serve(tcp, api::router(Arc::clone(&daemon)), limits::HEAD, async move {
         stop.await;
         tracing::info!("stopping; sandboxes go on");
         let _ = stopping.send(());
     });
     tokio::select! {
-        served = server => served.map_err(io_error("serving"))?,
+        () = server => {}
         () = async { let _ = stopped.await; tokio::time::sleep(PARTING).await } => {}
     }
     daemon.store.close().await;

@@ -1,6 +1,7 @@
 //! From a request to typed values. Past this border nothing is checked again, before it nothing is trusted.
 
 use super::App;
+use super::patience::stalled;
 use crate::auth::{self, Identity};
 use crate::error::{Code, Problem};
 use crate::ids::{CommandId, SandboxId};
@@ -132,7 +133,11 @@ impl<T: DeserializeOwned> FromRequest<App> for Body<T> {
             return Err(Problem::new(Code::UnsupportedMediaType, detail));
         }
         let bytes = axum::body::to_bytes(request.into_body(), limits::JSON_BODY).await.map_err(|e| {
-            if std::error::Error::source(&e).is_some_and(|cause| cause.to_string().contains("length limit")) {
+            if let Some(problem) = stalled(&e) {
+                problem
+            } else if std::error::Error::source(&e)
+                .is_some_and(|cause| cause.to_string().contains("length limit"))
+            {
                 Problem::new(
                     Code::BodyTooLarge,
                     format!("a JSON body has at most {} bytes", limits::JSON_BODY),

@@ -2,6 +2,7 @@
 
 use super::App;
 use super::extract::{Params, Sandbox};
+use super::patience::stalled;
 use super::sandboxes::check_text;
 use crate::agent::{AgentError, Download, Upload};
 use crate::auth;
@@ -114,8 +115,11 @@ pub async fn put(
     let (mut hasher, mut bytes) = (Sha256::new(), 0_u64);
     while let Some(data) = body.next().await {
         // Returning here drops the upload unfinished: the guest keeps the old file.
-        let data =
-            data.map_err(|_| Problem::new(Code::FileInvalid, "the upload broke off; the file is as it was"))?;
+        let data = data.map_err(|e| {
+            stalled(&e).unwrap_or_else(|| {
+                Problem::new(Code::FileInvalid, "the upload broke off; the file is as it was")
+            })
+        })?;
         hasher.update(&data);
         bytes = bytes.saturating_add(u64::try_from(data.len()).unwrap_or(0));
         upload.chunk(&data).await.map_err(told)?;

@@ -9,6 +9,7 @@ mod events;
 mod extract;
 mod files;
 mod health;
+mod patience;
 mod sandboxes;
 mod stream;
 mod templates;
@@ -103,6 +104,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .method_not_allowed_fallback(no_method)
         // Each handler has its own limit: files are of any size.
         .layer(DefaultBodyLimit::disable())
+        .layer(middleware::from_fn_with_state(Arc::clone(&daemon), patience::limit))
         .layer(middleware::from_fn_with_state(Arc::clone(&daemon), count))
         .with_state(daemon)
 }
