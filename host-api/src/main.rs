@@ -88,6 +88,9 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(cause) => {
             eprintln!("bivouacd: {cause}");
+            if let Some(advice) = cause.advice(rustix::process::geteuid().as_raw()) {
+                eprintln!("{advice}");
+            }
             ExitCode::FAILURE
         }
     }

@@ -63,6 +63,24 @@ pub enum ServeError {
     Reconcile(#[from] ReconcileError),
 }
 
+impl ServeError {
+    /// What to do about it, where the daemon may not do what it has to. None: it is something else, or it is root.
+    pub fn advice(&self, uid: u32) -> Option<String> {
+        let cause = match self {
+            Self::Io { cause, .. } | Self::Vsock(cause) | Self::Machine(MachineError::Io { cause, .. }) => {
+                cause
+            }
+            _ => return None,
+        };
+        (uid != 0 && cause.kind() == io::ErrorKind::PermissionDenied).then(|| {
+            format!(
+                "bivouacd needs root, and runs as user {uid}: it makes cgroups and opens /dev/kvm and /dev/vhost-vsock. \
+                 Start it with sudo, or as a system service"
+            )
+        })
+    }
+}
+
 fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> ServeError {
     let what = what.into();
     move |cause| ServeError::Io { what, cause }
@@ -191,4 +209,24 @@ fn ready(config: &Config, address: SocketAddr) -> Result<(), ServeError> {
     let _ = writeln!(out, "bivouacd ready on http://{address}");
     let _ = out.flush();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_make_a_cgroup_is_told_to_be_root() {
+        let denied = || io::Error::from(io::ErrorKind::PermissionDenied);
+        let cgroup = ServeError::Machine(MachineError::io("making /sys/fs/cgroup/bivouac")(denied()));
+        let advice = cgroup.advice(1000).unwrap();
+        assert!(
+            advice.contains("needs root") && advice.contains("1000") && advice.contains("sudo"),
+            "{advice}"
+        );
+        assert!(io_error("making the data directory")(denied()).advice(1000).is_some());
+        assert!(cgroup.advice(0).is_none(), "root is denied for another reason");
+        let taken = io_error("listening")(io::ErrorKind::AddrInUse.into());
+        assert!(taken.advice(1000).is_none());
+    }
 }
