@@ -107,6 +107,12 @@ impl Host {
         }
     }
 
+    /// What the daemon logged about a sandbox.
+    pub fn log_of(&self, sandbox: &str) -> String {
+        let log = fs::read_to_string(self.data.with_extension("log")).unwrap_or_default();
+        log.lines().filter(|line| line.contains(sandbox)).collect::<Vec<_>>().join("\n")
+    }
+
     /// The last of what the daemon logged.
     pub fn log(&self) -> String {
         let log = fs::read_to_string(self.data.with_extension("log")).unwrap_or_default();

@@ -229,6 +229,11 @@ async fn release(daemon: &Daemon, live: &Live, scope: Scope) -> Option<Work> {
             }
         }
     };
+    let what = match scope {
+        Scope::Machine => "its machine has ended, and what that held is released",
+        Scope::Everything => "deleted as asked: its machine has ended, and everything it held is released",
+    };
+    tracing::info!(sandbox = %live.id, "{what}");
     let input = Input::Released { at: daemon.clock.now(), scope };
     let applied = apply(daemon, live, &input, Details::default).await;
     daemon.admission.free(&live.id);
