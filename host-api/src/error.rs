@@ -153,6 +153,10 @@ impl Problem {
 impl From<crate::store::StoreError> for Problem {
     fn from(cause: crate::store::StoreError) -> Self {
         tracing::error!(%cause, "the store failed");
+        if cause.disk_full() {
+            let detail = "the disk that the daemon records on is full: nothing was changed; make room, then send it again";
+            return Self::new(Code::HostDiskFull, detail);
+        }
         Self::new(Code::StoreUnavailable, "the daemon's store failed; the daemon's log has the cause")
     }
 }

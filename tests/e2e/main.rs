@@ -5,6 +5,7 @@ mod cli;
 mod commands;
 mod crashes;
 mod files;
+mod full_host;
 mod guest;
 mod limits;
 mod sandboxes;

@@ -124,10 +124,16 @@ pub async fn put(
         bytes = bytes.saturating_add(u64::try_from(data.len()).unwrap_or(0));
         upload.chunk(&data).await.map_err(told)?;
     }
-    upload.finish().await.map_err(told)?;
     let digest = auth::hex(&hasher.finalize());
-    record(&app, &sandbox, "file.written", json!({"path": query.path, "bytes": bytes, "sha256": digest}))
-        .await?;
+    let what = json!({"path": query.path, "bytes": bytes, "sha256": digest});
+    // On record before it is in place: where nothing can be recorded, nothing is to change.
+    record(&app, &sandbox, "file.write", what.clone()).await?;
+    if let Err(cause) = upload.finish().await {
+        if let Err(lost) = record(&app, &sandbox, "file.write_failed", what).await {
+            tracing::warn!(sandbox = %sandbox.id, cause = %lost, "that an upload failed could not be recorded");
+        }
+        return Err(told(cause));
+    }
     let mut response = StatusCode::NO_CONTENT.into_response();
     if let Ok(etag) = HeaderValue::from_str(&format!("\"{digest}\"")) {
         response.headers_mut().insert(header::ETAG, etag);

@@ -8,6 +8,7 @@ use crate::machine::{Machine, MachineEnd, MachineError};
 use crate::metrics::Metrics;
 use crate::store::{Applied, Details, SandboxRow};
 use crate::templates::Template;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -120,7 +121,7 @@ async fn create_machine(daemon: &Daemon, live: &Live, mut work: Boot) -> Work {
     };
     work.phases.prepare_us = Some(took);
     if let Err(cause) = prepared {
-        return fail(daemon, live, Reason::new("host_error", cause.to_string()), false).await;
+        return fail(daemon, live, host_reason(&cause), false).await;
     }
     if live.view().deleted {
         return Work::Release(Scope::Everything);
@@ -140,6 +141,16 @@ async fn create_machine(daemon: &Daemon, live: &Live, mut work: Boot) -> Work {
             let input = Input::Usable { at: daemon.clock.now() };
             follow(apply(daemon, live, &input, details).await, Work::Watch(machine))
         }
+    }
+}
+
+/// Why the host could not give a machine what it stands on.
+fn host_reason(cause: &MachineError) -> Reason {
+    match cause {
+        MachineError::Io { cause: why, .. } if why.kind() == ErrorKind::StorageFull => {
+            Reason::new("host_disk_full", format!("{cause}; make room on the host, then create another"))
+        }
+        _ => Reason::new("host_error", cause.to_string()),
     }
 }
 
@@ -241,5 +252,18 @@ async fn release(daemon: &Daemon, live: &Live, scope: Scope) -> Option<Work> {
         None => None,
         Some(applied) if applied.row.released_at.is_some() => None,
         Some(applied) => Some(follow(Some(applied), Work::Idle)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_of_the_host_is_a_reason_of_its_own() {
+        let io = |kind: ErrorKind| MachineError::io("copying the disk")(kind.into());
+        assert_eq!(host_reason(&io(ErrorKind::StorageFull)).code, "host_disk_full");
+        assert_eq!(host_reason(&io(ErrorKind::NotFound)).code, "host_error");
+        assert_eq!(host_reason(&MachineError::Refused("no".to_owned())).code, "host_error");
     }
 }

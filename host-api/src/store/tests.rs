@@ -184,6 +184,36 @@ async fn a_machine_that_dies_loses_its_unfinished_commands_in_the_same_transacti
 }
 
 #[tokio::test]
+async fn a_disk_without_room_is_told_from_other_failures_and_nothing_of_the_write_stays() {
+    let (_dir, store) = store().await;
+    let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&store.writer).await.unwrap();
+    let limit = |pages: i64| sqlx::query(sqlx::AssertSqlSafe(format!("PRAGMA max_page_count = {pages}")));
+    limit(pages).execute(&store.writer).await.unwrap();
+    let big = NewSandbox { metadata: "x".repeat(100_000), ..sandbox(Some("a")) };
+    let full = store.reserve_sandbox(&big).await.unwrap_err();
+    assert!(full.disk_full(), "{full}");
+    assert_eq!(crate::error::Problem::from(full).code, crate::error::Code::HostDiskFull);
+    assert!(store.sandbox(&big.id).await.unwrap().is_none());
+    assert!(store.events("acme", None, 0, 10).await.unwrap().is_empty());
+
+    limit(1 << 30).execute(&store.writer).await.unwrap();
+    assert!(matches!(store.reserve_sandbox(&big).await.unwrap(), Reserved::New(_)), "there is room again");
+    assert!(!StoreError::Unknown("other".to_owned()).disk_full());
+}
+
+#[tokio::test]
+async fn a_transaction_that_the_database_ended_by_itself_does_not_stop_the_next() {
+    let (_dir, store) = store().await;
+    let mut tx = store.write().await.unwrap();
+    // As SQLite does it when a write to a full disk fails.
+    sqlx::query("ROLLBACK").execute(&mut *tx).await.unwrap();
+    assert!(tx.commit().await.is_err());
+    for _ in 0..3 {
+        new(&store, None).await;
+    }
+}
+
+#[tokio::test]
 async fn the_audit_trail_is_a_chain() {
     let (_dir, store) = store().await;
     let id = new(&store, None).await.id;
