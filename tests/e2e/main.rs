@@ -1,6 +1,7 @@
 //! Each test is a promise, shown on a real guest through the API.
 
 mod bad_input;
+mod broken_callers;
 mod cli;
 mod commands;
 mod crashes;
