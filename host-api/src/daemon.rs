@@ -7,6 +7,7 @@ use crate::ids::SandboxId;
 use crate::limits;
 use crate::machine::Machines;
 use crate::metrics::Metrics;
+use crate::reserve::Reserve;
 use crate::sandboxes::Live;
 use crate::store::Store;
 use crate::sync::lock;
@@ -26,6 +27,7 @@ pub struct Daemon {
     pub admission: Admission,
     pub clock: Clock,
     pub metrics: Metrics,
+    pub reserve: Reserve,
     pub data_dir: PathBuf,
     /// vsock port that guests announce themselves to.
     pub port: u32,
@@ -62,6 +64,7 @@ impl Daemon {
             templates,
             clock: Clock::default(),
             metrics: Metrics::default(),
+            reserve: Reserve::new(&data_dir),
             data_dir,
             port,
             ask_after: limits::ASK_AFTER,

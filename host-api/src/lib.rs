@@ -38,6 +38,7 @@ pub mod limits;
 pub mod machine;
 pub mod metrics;
 pub mod reconcile;
+pub mod reserve;
 pub mod sandboxes;
 pub mod serve;
 pub mod spool;

@@ -120,6 +120,7 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     if let Some(key) = auth::first_key(&daemon.store, &key_file, daemon.clock.now()).await? {
         eprintln!("admin key, shown this once and kept in {}: {key}", key_file.display());
     }
+    daemon.reserve.keep();
     tokio::spawn(listen(listener, announcements));
     reconcile::take_over(&daemon).await?;
     tokio::spawn(sandboxes::sweep(Arc::clone(&daemon)));

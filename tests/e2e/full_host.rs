@@ -44,7 +44,7 @@ fn a_host_without_room_refuses_by_name_and_loses_nothing() {
     let disk = Disk::new(64);
     let host = Host::start_in(&disk.0);
     let client = host.client();
-    let sandbox = client.create("base");
+    let (sandbox, second) = (client.create("base"), client.create("base"));
     let running = "trap 'go=1' USR1; echo up; while [ -z \"$go\" ]; do sleep 0.1; done; seq 1 200000";
     let request = json!({ "shell": running, "background": true, "output_limit_bytes": 4 << 20 });
     let command = client.submit(&sandbox, request).expect_success();
@@ -58,13 +58,15 @@ fn a_host_without_room_refuses_by_name_and_loses_nothing() {
     assert_eq!(problem["retryable"], true, "{problem:#}");
     let creation = json!({ "template": "base", "request_id": unique() });
     client.post("/v1/sandboxes", &creation).expect_problem(507, "host_disk_full");
-    assert_eq!(client.sandboxes(), [sandbox.as_str()], "nothing came of it");
-    assert_eq!(sandboxes(&host.data), 1, "nothing was left of it");
+    assert_eq!(client.sandboxes(), [sandbox.as_str(), second.as_str()], "nothing came of it");
+    assert_eq!(sandboxes(&host.data), 2, "nothing was left of it");
     client.upload(&sandbox, "path=late", "x").expect_problem(507, "host_disk_full");
     // More than the guest holds back by itself: it has to wait, and to come through all the same.
     assert!(client.post(&format!("{path}/signal"), &json!({ "signal": "USR1" })).status < 300);
     client.submit(&sandbox, refused.clone()).expect_problem(507, "host_disk_full");
     assert_eq!(client.get(&path).expect(200)["status"], "running");
+    // What makes room is not refused for want of it.
+    assert_eq!(client.remove(&second)["state"], "deleted");
 
     fs::remove_file(filler).unwrap();
     let ended = client.get(&format!("{path}?wait_ms=120000")).expect(200);

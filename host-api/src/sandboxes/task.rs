@@ -76,6 +76,8 @@ async fn apply(
                 }
                 return applied;
             }
+            // Somebody may be waiting for this, and it may be what frees room.
+            Err(cause) if cause.disk_full() && daemon.reserve.give_up() => {}
             Err(cause) => {
                 tracing::error!(sandbox = %live.id, %cause, "a state could not be stored; trying again");
                 tokio::time::sleep(wait).await;
@@ -248,11 +250,18 @@ async fn release(daemon: &Daemon, live: &Live, scope: Scope) -> Option<Work> {
     let input = Input::Released { at: daemon.clock.now(), scope };
     let applied = apply(daemon, live, &input, Details::default).await;
     daemon.admission.free(&live.id);
+    keep_reserve(daemon).await;
     match applied {
         None => None,
         Some(applied) if applied.row.released_at.is_some() => None,
         Some(applied) => Some(follow(Some(applied), Work::Idle)),
     }
+}
+
+/// There may be room for it again.
+async fn keep_reserve(daemon: &Daemon) {
+    let reserve = daemon.reserve.clone();
+    let _ = tokio::task::spawn_blocking(move || reserve.keep()).await;
 }
 
 #[cfg(test)]
