@@ -85,7 +85,8 @@ pub fn watch(watched: Watched, name: String) -> Result<Machine, MachineError> {
         gone(&alive).await;
         let status = if ours { process::reap(alive.get_ref()) } else { None };
         let end = ending(said, status, oom_killed());
-        tracing::info!(sandbox = %name, ?end, "monitor ended");
+        // Whether that is a fault is not known here: a release kills it as well. Whoever it takes by surprise says so.
+        tracing::debug!(sandbox = %name, ?end, "monitor ended");
         end_tx.send_replace(Some(end));
     });
     Ok(Machine::new(end_rx, booted_rx, ask_tx))
