@@ -74,7 +74,10 @@ pub enum Command {
         state: Option<String>,
     },
     /// Show one sandbox.
-    Get { sandbox: String },
+    Get {
+        /// Id of the sandbox.
+        sandbox: String,
+    },
     /// Run a command in a sandbox.
     Exec(Exec),
     /// Copy a file into a sandbox or out of it.
@@ -94,9 +97,13 @@ Examples:
         user: Option<String>,
     },
     /// List a sandbox's commands.
-    Commands { sandbox: String },
+    Commands {
+        /// Id of the sandbox.
+        sandbox: String,
+    },
     /// Delete sandboxes, and wait until everything they held is released.
     Rm {
+        /// Ids of the sandboxes.
         #[arg(required = true)]
         sandboxes: Vec<String>,
         /// Return once the delete is recorded.
@@ -106,9 +113,15 @@ Examples:
     /// List what sandboxes can be made from.
     Templates,
     /// Show what was used, by one sandbox or by all.
-    Usage { sandbox: Option<String> },
+    Usage {
+        /// Id of the sandbox; all of them if left out.
+        sandbox: Option<String>,
+    },
     /// Print what a sandbox's monitor has logged, and its guest's console if it has one.
-    Logs { sandbox: String },
+    Logs {
+        /// Id of the sandbox.
+        sandbox: String,
+    },
     /// Print the API's description.
     Openapi,
     /// Say whether this host can run sandboxes, what slows it down, and what to change. Needs no daemon.
@@ -146,6 +159,7 @@ Examples:
   bivouac create base --memory-mib 256 --ttl 1h --name build -e TOKEN=abc
   ID=$(bivouac create python)")]
 pub struct Create {
+    /// What to make it from; `bivouac templates` lists them.
     pub template: String,
     #[command(flatten)]
     pub shape: Shape,
@@ -193,6 +207,7 @@ Examples:
   bivouac run base --timeout 10s -e GREETING=hello -- sh -c 'echo $GREETING'
   echo 'print(1)' | bivouac run -i python -- python3 -")]
 pub struct Run {
+    /// What to make the machine from; `bivouac templates` lists them.
     pub template: String,
     #[command(flatten)]
     pub shape: Shape,
@@ -213,6 +228,7 @@ Examples:
 
 Interrupting (Ctrl-C) cancels the command; a lost connection does not.")]
 pub struct Exec {
+    /// Id of the sandbox.
     pub sandbox: String,
     #[command(flatten)]
     pub how: How,
@@ -276,6 +292,19 @@ mod tests {
             Args::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
         }
         assert!(Args::try_parse_from(["bivouac", "exec", "ID", "ls"]).is_err(), "without -- it is ambiguous");
+    }
+
+    #[test]
+    fn every_argument_of_every_command_is_explained() {
+        use clap::CommandFactory;
+        let mut args = Args::command();
+        args.build();
+        for command in args.get_subcommands().filter(|command| command.get_name() != "help") {
+            assert!(command.get_about().is_some(), "{}", command.get_name());
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{} {}", command.get_name(), argument.get_id());
+            }
+        }
     }
 
     #[test]

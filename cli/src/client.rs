@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::fmt;
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 /// Attempts at one call.
@@ -19,7 +20,10 @@ pub enum Failure {
     /// The daemon refused or failed, and said why.
     #[error("{0}")]
     Problem(Problem),
-    #[error("cannot reach {server}: {cause}. Is bivouacd running there? (--server, BIVOUAC_SERVER)")]
+    #[error(
+        "cannot reach {server}: {cause}. Start the daemon there (`bivouacd`, as root), or give another address by \
+         --server or BIVOUAC_SERVER"
+    )]
     Connection { server: String, cause: String },
     /// Something on this side.
     #[error("{0}")]
@@ -62,10 +66,8 @@ impl Client {
     pub fn new(connection: &Connection) -> Result<Self, Failure> {
         let key = match &connection.key {
             Some(key) => key.clone(),
-            None => std::fs::read_to_string(&connection.key_file).map_err(|cause| {
-                let file = connection.key_file.display();
-                Failure::Local(format!("no API key: {file}: {cause}. Give one by BIVOUAC_KEY or --key-file"))
-            })?,
+            None => std::fs::read_to_string(&connection.key_file)
+                .map_err(|cause| Failure::Local(no_key(&connection.key_file, &cause)))?,
         };
         let http = reqwest::Client::builder()
             .connect_timeout(Duration::from_secs(10))
@@ -159,6 +161,19 @@ impl Client {
     }
 }
 
+/// Why there is no key, and what to do about it.
+fn no_key(file: &Path, cause: &io::Error) -> String {
+    let advice = match cause.kind() {
+        io::ErrorKind::NotFound => {
+            "The first start of the daemon (`bivouacd`, as root) writes one there; for a daemon elsewhere, give its \
+             address by --server or BIVOUAC_SERVER and a key by BIVOUAC_KEY or --key-file"
+        }
+        io::ErrorKind::PermissionDenied => "Run this as root, or give a key by BIVOUAC_KEY or --key-file",
+        _ => "Give one by BIVOUAC_KEY or --key-file",
+    };
+    format!("no API key: {}: {cause}. {advice}", file.display())
+}
+
 /// Waits between attempts: longer each time, and not for ever.
 #[derive(Debug)]
 pub struct Backoff {
@@ -203,6 +218,17 @@ mod tests {
     #[test]
     fn a_path_survives_a_query() {
         assert_eq!(quoted("/a b/ü&c=%"), "/a%20b/%C3%BC%26c%3D%25");
+    }
+
+    #[test]
+    fn without_a_daemon_the_failure_says_how_to_start_one_or_name_another() {
+        let key = no_key(Path::new("/var/lib/bivouac/admin.key"), &io::ErrorKind::NotFound.into());
+        let connection = Failure::Connection { server: "http://a".to_owned(), cause: "refused".to_owned() };
+        for said in [key, connection.to_string()] {
+            assert!(said.contains("`bivouacd`, as root") && said.contains("BIVOUAC_SERVER"), "{said}");
+        }
+        let denied = no_key(Path::new("/x"), &io::ErrorKind::PermissionDenied.into());
+        assert!(denied.contains("as root") && !denied.contains("bivouacd"), "{denied}");
     }
 
     #[tokio::test]

@@ -40,6 +40,10 @@ pub async fn create(client: &Client, args: Create, format: Format) -> Result<u8,
         Format::Json => show::json(&made)?,
         Format::Table => show::line(&plain(&made["id"]))?,
     }
+    if made["delete_accepted_at"].is_string() {
+        // A request id that was used before: it stands for the sandbox it made then.
+        return Err(Failure::Local(format!("{} was deleted; use another --request-id", plain(&made["id"]))));
+    }
     Ok(0)
 }
 

@@ -106,7 +106,7 @@ fn exit_code(command: &Value) -> (u8, Option<String>) {
     let own = |code: u8, line: String| (code, Some(line));
     match command["status"].as_str() {
         Some("exited") => match number("exit_code").and_then(|code| u8::try_from(code).ok()) {
-            Some(code) => (code, None),
+            Some(code) => (code, command["limits_hit"].is_array().then(detail)),
             None => own(OWN_FAILURE, "the command has no exit code".to_owned()),
         },
         Some("signaled") => {
@@ -242,6 +242,9 @@ mod tests {
     fn every_end_has_its_exit_code() {
         let code = |command: Value| exit_code(&command).0;
         assert_eq!(code(json!({"status": "exited", "exit_code": 7})), 7);
+        let bomb =
+            json!({"status": "exited", "exit_code": 2, "limits_hit": ["pids"], "detail": "no process"});
+        assert_eq!(exit_code(&bomb), (2, Some("no process".to_owned())), "what ran out is said");
         assert_eq!(code(json!({"status": "signaled", "signal": 9})), 137);
         assert_eq!(code(json!({"status": "timed_out"})), 124);
         assert_eq!(code(json!({"status": "start_failed", "termination_reason": "not_found"})), 127);

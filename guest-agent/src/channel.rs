@@ -2,8 +2,12 @@
 
 use bivouac_protocol::frame::{self, FrameError, PREFIX};
 use serde::{Serialize, de::DeserializeOwned};
-use std::{io, os::fd::AsRawFd, ptr};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+    ptr,
+};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, unix::AsyncFd};
 
 /// Receive window of every connection, in bytes. A guest kernel counts packets as well as bytes against it, so it is
 /// large enough for many small frames that nobody has read yet.
@@ -30,6 +34,18 @@ pub fn widen(socket: &impl AsRawFd) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Waits until the connection is cut by a reset of the transport: the kernel puts an error on every connection of a
+/// machine that was taken up as another one. It does not wake readers for it, so somebody has to wait for the error.
+pub fn reset(socket: BorrowedFd<'_>) -> io::Result<impl Future<Output = ()> + use<>> {
+    let copy = socket.try_clone_to_owned()?;
+    // SAFETY: the copy is owned by the AsyncFd, so it stays open and the same for as long as that lives.
+    let watched = unsafe { AsyncFd::register_with_interest(copy, Interest::ERROR) }?;
+    Ok(async move {
+        // Fails only with the event loop, which lives as long as the agent.
+        let _ = watched.ready(Interest::ERROR).await;
+    })
 }
 
 pub async fn read<T: DeserializeOwned>(from: &mut (impl AsyncRead + Unpin)) -> Result<T, FrameError> {

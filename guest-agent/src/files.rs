@@ -126,8 +126,23 @@ fn refusal(path: &Path) -> impl Fn(io::Error) -> Refusal {
     move |e| Refusal::File { errno: e.raw_os_error().unwrap_or(libc::EIO), detail: format!("{path}: {e}") }
 }
 
+/// What a path leads to, if that is neither a file nor a folder.
+fn other_kind(path: &Path, found: &std::fs::Metadata) -> Option<Refusal> {
+    let kind = match FileType::from_raw_mode(found.mode()) {
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        FileType::Fifo => "a pipe",
+        FileType::Socket => "a socket",
+        _ => return None,
+    };
+    Some(Refusal::NotRegular { detail: format!("{}: it is {kind}, not a regular file", path.display()) })
+}
+
 fn open_for_reading(path: &Path) -> Result<(File, FileInfo), Refusal> {
     let refused = refusal(path);
+    // Before it is opened: to open a device can do something, or fail for reasons that say nothing of what it is.
+    if let Some(other) = std::fs::metadata(path).ok().and_then(|found| other_kind(path, &found)) {
+        return Err(other);
+    }
     // Not blocking: a pipe without a writer must not hold the thread.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| refused(e.into()))?;
@@ -136,7 +151,11 @@ fn open_for_reading(path: &Path) -> Result<(File, FileInfo), Refusal> {
     match FileType::from_raw_mode(found.mode()) {
         FileType::RegularFile => {}
         FileType::Directory => return Err(refused(io::Error::from_raw_os_error(libc::EISDIR))),
-        _ => return Err(refused(io::Error::from_raw_os_error(libc::EINVAL))),
+        _ => {
+            // Put there since it was looked at.
+            let other = other_kind(path, &found);
+            return Err(other.unwrap_or_else(|| refused(io::Error::from_raw_os_error(libc::EINVAL))));
+        }
     }
     let info = FileInfo {
         size: found.len(),
@@ -223,6 +242,10 @@ fn prepare_target(path: &Path, mode: Option<u32>) -> Result<(File, Beside), Refu
     if existing.as_ref().is_ok_and(std::fs::Metadata::is_dir) {
         return Err(refused(io::Error::from_raw_os_error(libc::EISDIR)));
     }
+    // A device or a pipe that others use is not what an upload is to put an end to.
+    if let Some(other) = existing.as_ref().ok().and_then(|found| other_kind(path, found)) {
+        return Err(other);
+    }
     let mode =
         mode.or_else(|| existing.ok().filter(|e| e.is_file()).map(|e| e.mode())).unwrap_or(0o644) & 0o7777;
     // A target's name may be as long as the file system allows, so the temporary one does not contain it.
@@ -233,4 +256,22 @@ fn prepare_target(path: &Path, mode: Option<u32>) -> Result<(File, Beside), Refu
         rustix::fs::open(&beside.path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| refused(e.into()))?;
     rustix::fs::fchmod(&file, Mode::from_raw_mode(mode)).map_err(|e| refused(e.into()))?;
     Ok((File::from(file), beside))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_regular_file_is_read_or_replaced() {
+        for path in ["/dev/zero", "/dev/tty"] {
+            let path = Path::new(path);
+            for refused in [open_for_reading(path).err(), prepare_target(path, None).err()] {
+                let Some(Refusal::NotRegular { detail }) = refused else {
+                    panic!("{}: {refused:?}", path.display())
+                };
+                assert!(detail.contains("a device, not a regular file"), "{detail}");
+            }
+        }
+    }
 }

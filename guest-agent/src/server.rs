@@ -14,9 +14,18 @@ use bivouac_protocol::{
     frame::FrameError,
 };
 use rustix::fs::{MemfdFlags, Mode, OFlags};
-use std::{cell::RefCell, convert::Infallible, fs, io::Write, os::fd::OwnedFd, rc::Rc};
+use std::{
+    cell::RefCell,
+    convert::Infallible,
+    fs,
+    io::Write,
+    os::fd::{AsFd, OwnedFd},
+    rc::Rc,
+    time::Duration,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite, split},
+    sync::Notify,
     task::spawn_local,
 };
 use tokio_vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockAddr, VsockListener, VsockStream};
@@ -26,6 +35,8 @@ struct Agent {
     /// None until the daemon has said who this sandbox is: nothing is admitted before.
     identity: RefCell<Option<Identity>>,
     commands: Rc<Commands>,
+    /// Told when every connection has been cut at once: this is a clone of the machine that they were made to.
+    reset: Notify,
 }
 
 pub async fn run(settings: Settings) -> Result<Infallible, Error> {
@@ -35,6 +46,7 @@ pub async fn run(settings: Settings) -> Result<Infallible, Error> {
         boot_id: boot_id.trim().to_owned(),
         identity: RefCell::new(None),
         commands: Rc::new(Commands::default()),
+        reset: Notify::new(),
     });
     let commands = agent.commands.clone();
     let sweeper = commands.clone();
@@ -51,8 +63,11 @@ pub async fn run(settings: Settings) -> Result<Infallible, Error> {
             Ok((stream, peer)) if peer.cid() == VMADDR_CID_HOST => {
                 let agent = agent.clone();
                 spawn_local(async move {
-                    if let Err(e) = serve(&agent, stream).await {
-                        eprintln!("bivouac-agent: {e}");
+                    tokio::select! {
+                        served = serve(&agent, stream) => if let Err(e) = served {
+                            eprintln!("bivouac-agent: {e}");
+                        },
+                        () = agent.reset.notified() => {}
                     }
                 });
             }
@@ -66,18 +81,55 @@ pub async fn run(settings: Settings) -> Result<Infallible, Error> {
     }
 }
 
-/// The agent's first act. Where it fails (a daemon that is just being restarted), the daemon will connect by itself.
+/// Waits between two attempts to announce: the first, and the longest.
+const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Announces the sandbox: the agent's first act, and again whenever the connection that it was announced on is gone.
+///
+/// That connection is how a clone of this machine learns that it is one: the host cuts every connection of a machine
+/// that is taken up, and the agent says at once where it now is. It also outlives a daemon that restarts, whose
+/// successor may be slow to listen.
 async fn announce(agent: Rc<Agent>, port: u32) {
-    let announced = async {
-        let mut stream = VsockStream::connect(VsockAddr::new(VMADDR_CID_HOST, port)).await?;
-        let hello = Hello { version: VERSION, boot_id: agent.boot_id.clone(), uptime_us: uptime_us() };
-        channel::write(&mut stream, &hello).await?;
-        let configure = channel::read(&mut stream).await?;
-        let reply = agent.configure(configure);
-        channel::write(&mut stream, &reply).await
-    };
-    if let Err(e) = announced.await {
-        eprintln!("bivouac-agent: announcement: {e}");
+    let mut pause = PAUSE;
+    loop {
+        match introduce(&agent, port).await {
+            // It was heard, and what ended it may mean that this is another machine now.
+            Ok(()) => pause = PAUSE,
+            Err(e) => {
+                eprintln!("bivouac-agent: announcement: {e}");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+        }
+    }
+}
+
+/// Says hello and serves the connection. Ok: it was configured over it, and it has ended since.
+async fn introduce(agent: &Agent, port: u32) -> Result<(), FrameError> {
+    let mut stream = VsockStream::connect(VsockAddr::new(VMADDR_CID_HOST, port)).await?;
+    let hello = Hello { version: VERSION, boot_id: agent.boot_id.clone(), uptime_us: uptime_us() };
+    channel::write(&mut stream, &hello).await?;
+    let reset = channel::reset(stream.as_fd())?;
+    tokio::pin!(reset);
+    let mut heard = false;
+    loop {
+        let read = tokio::select! {
+            read = channel::read(&mut stream) => read,
+            () = &mut reset => {
+                agent.reset.notify_waiters();
+                return Ok(());
+            }
+        };
+        match read {
+            Ok(configure) => {
+                let reply = agent.configure(configure);
+                channel::write(&mut stream, &reply).await?;
+                heard = true;
+            }
+            Err(_) if heard => return Ok(()),
+            Err(e) => return Err(e),
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use crate::ids::SandboxId;
 use crate::limits;
 use crate::machine::Machines;
 use crate::metrics::Metrics;
+use crate::reserve::Reserve;
 use crate::sandboxes::Live;
 use crate::store::Store;
 use crate::sync::lock;
@@ -26,11 +27,14 @@ pub struct Daemon {
     pub admission: Admission,
     pub clock: Clock,
     pub metrics: Metrics,
+    pub reserve: Reserve,
     pub data_dir: PathBuf,
     /// vsock port that guests announce themselves to.
     pub port: u32,
     /// How long an announcement is waited for before the guest is asked.
     pub ask_after: Duration,
+    /// How long the next bytes of a request's body are waited for.
+    pub stall: Duration,
     /// Woken when a life may end earlier than the sweeper knows.
     pub expiry: Notify,
     live: Mutex<HashMap<SandboxId, Arc<Live>>>,
@@ -60,9 +64,11 @@ impl Daemon {
             templates,
             clock: Clock::default(),
             metrics: Metrics::default(),
+            reserve: Reserve::new(&data_dir),
             data_dir,
             port,
             ask_after: limits::ASK_AFTER,
+            stall: limits::STALL,
             expiry: Notify::new(),
             live: Mutex::default(),
         }

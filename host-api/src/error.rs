@@ -1,5 +1,6 @@
 //! What goes wrong, as a caller sees it: RFC 9457 problem documents with a stable code.
 
+use crate::lifecycle::State;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -27,7 +28,9 @@ pub enum Code {
     FileFailed,
     MethodNotAllowed,
     SandboxNotRunning,
+    SandboxNotReady,
     CommandNotRunning,
+    RequestTimeout,
     BodyTooLarge,
     UnsupportedMediaType,
     RangeNotSatisfiable,
@@ -40,6 +43,7 @@ pub enum Code {
     GuestUnavailable,
     GuestBusy,
     DiskFull,
+    HostDiskFull,
 }
 
 impl Code {
@@ -66,6 +70,8 @@ impl Code {
             Code::FileFailed => ("file_failed", 500, "The file operation failed in the guest", false),
             Code::MethodNotAllowed => ("method_not_allowed", 405, "The address has no such method", false),
             Code::SandboxNotRunning => ("sandbox_not_running", 409, "The sandbox is not running", false),
+            Code::SandboxNotReady => ("sandbox_not_ready", 409, "The sandbox is not running yet", true),
+            Code::RequestTimeout => ("request_timeout", 408, "The request stopped half way", true),
             Code::CommandNotRunning => ("command_not_running", 409, "The command has ended", false),
             Code::BodyTooLarge => ("body_too_large", 413, "The body is too large", false),
             Code::UnsupportedMediaType => ("unsupported_media_type", 415, "The body must be JSON", false),
@@ -85,13 +91,22 @@ impl Code {
             Code::GuestUnavailable => ("guest_unavailable", 504, "The guest does not answer", true),
             Code::GuestBusy => ("guest_busy", 503, "The guest takes no more operations at once", true),
             Code::DiskFull => ("disk_full", 507, "The sandbox's disk is full", false),
+            Code::HostDiskFull => {
+                ("host_disk_full", 507, "The host has no room to record anything now", true)
+            }
         }
     }
 
     fn retry_after_ms(self) -> Option<u64> {
         match self {
-            Code::Internal | Code::StoreUnavailable | Code::GuestUnavailable | Code::GuestBusy => Some(1_000),
+            Code::SandboxNotReady => Some(500),
+            Code::RequestTimeout
+            | Code::Internal
+            | Code::StoreUnavailable
+            | Code::GuestUnavailable
+            | Code::GuestBusy => Some(1_000),
             Code::HostCapacity => Some(2_000),
+            Code::HostDiskFull => Some(5_000),
             _ => None,
         }
     }
@@ -118,6 +133,16 @@ impl Problem {
         Self::new(Code::InvalidField, format!("field `{name}`: {what}"))
     }
 
+    /// A sandbox that takes nothing now, because of the state it is in. It is worth coming back while it may yet run.
+    pub fn not_running(sandbox: impl std::fmt::Display, state: State) -> Self {
+        match state {
+            State::Creating | State::Resuming => {
+                Self::new(Code::SandboxNotReady, format!("sandbox {sandbox} is {state}, not running yet"))
+            }
+            _ => Self::new(Code::SandboxNotRunning, format!("sandbox {sandbox} is {state}, not running")),
+        }
+    }
+
     /// An error that is the daemon's own fault: the cause goes to the log, not to the caller.
     pub fn internal(what: &str, cause: impl std::fmt::Display) -> Self {
         tracing::error!(%cause, "{what}");
@@ -128,6 +153,10 @@ impl Problem {
 impl From<crate::store::StoreError> for Problem {
     fn from(cause: crate::store::StoreError) -> Self {
         tracing::error!(%cause, "the store failed");
+        if cause.disk_full() {
+            let detail = "the disk that the daemon records on is full: nothing was changed; make room, then send it again";
+            return Self::new(Code::HostDiskFull, detail);
+        }
         Self::new(Code::StoreUnavailable, "the daemon's store failed; the daemon's log has the cause")
     }
 }
@@ -177,6 +206,10 @@ impl IntoResponse for Problem {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Some(ms) = retry_after_ms {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(ms.div_ceil(1_000)));
+        }
+        if status == StatusCode::REQUEST_TIMEOUT {
+            // What is left of the request may still come: it must not be taken for another one.
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -43,8 +43,10 @@ pub const CONFIGURE: Duration = Duration::from_secs(30);
 pub const CONNECT: Duration = Duration::from_secs(10);
 /// Any one answer of the agent that does not wait for a program.
 pub const ANSWER: Duration = Duration::from_secs(30);
-/// A file transfer that moves no byte for this long has failed.
+/// A file transfer or a request's body that moves no byte for this long has failed.
 pub const STALL: Duration = Duration::from_secs(60);
+/// How long a connection may take to send a request's head, and may lie idle before it.
+pub const HEAD: Duration = Duration::from_secs(60);
 /// How much longer than its timeout and the grace a command's end may take before a waiter is answered without it.
 pub const WATCHDOG_MARGIN: Duration = Duration::from_secs(10);
 /// Longest wait for the release in `DELETE ?wait=1`.

@@ -2,7 +2,7 @@
 
 use bivouacd::serve::{Config, serve};
 use clap::Parser;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -50,6 +50,21 @@ enum LogFormat {
     Json,
 }
 
+/// Standard error, for as long as it takes what it is given. A log on a full disk, or whose reader has gone, is no reason
+/// to stop: without this, a line that cannot be written ends whatever wrote it.
+struct Log;
+
+impl Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        Ok(io::stderr().write(line).unwrap_or(line.len()))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let _ = io::stderr().flush();
+        Ok(())
+    }
+}
+
 /// The folder above the one this program is in, if it holds a guest kernel too.
 fn own_prefix() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
@@ -62,7 +77,7 @@ fn main() -> ExitCode {
     // Whatever this program makes is its own: the store holds what callers sent, secrets in environments included.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let filter = EnvFilter::try_from_env("BIVOUAC_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Log);
     match args.log_format {
         LogFormat::Text => log.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => log.json().init(),
@@ -88,6 +103,9 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(cause) => {
             eprintln!("bivouacd: {cause}");
+            if let Some(advice) = cause.advice(rustix::process::geteuid().as_raw()) {
+                eprintln!("{advice}");
+            }
             ExitCode::FAILURE
         }
     }

@@ -6,7 +6,9 @@
 use crate::agent::{Announcements, listen};
 use crate::api;
 use crate::auth::{self, AuthError};
+use crate::connections;
 use crate::daemon::Daemon;
+use crate::limits;
 use crate::machine::MachineError;
 use crate::machine::real::{RealMachines, Settings};
 use crate::reconcile::{self, ReconcileError};
@@ -61,6 +63,24 @@ pub enum ServeError {
     Reconcile(#[from] ReconcileError),
 }
 
+impl ServeError {
+    /// What to do about it, where the daemon may not do what it has to. None: it is something else, or it is root.
+    pub fn advice(&self, uid: u32) -> Option<String> {
+        let cause = match self {
+            Self::Io { cause, .. } | Self::Vsock(cause) | Self::Machine(MachineError::Io { cause, .. }) => {
+                cause
+            }
+            _ => return None,
+        };
+        (uid != 0 && cause.kind() == io::ErrorKind::PermissionDenied).then(|| {
+            format!(
+                "bivouacd needs root, and runs as user {uid}: it makes cgroups and opens /dev/kvm and /dev/vhost-vsock. \
+                 Start it with sudo, or as a system service"
+            )
+        })
+    }
+}
+
 fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> ServeError {
     let what = what.into();
     move |cause| ServeError::Io { what, cause }
@@ -100,6 +120,7 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     if let Some(key) = auth::first_key(&daemon.store, &key_file, daemon.clock.now()).await? {
         eprintln!("admin key, shown this once and kept in {}: {key}", key_file.display());
     }
+    daemon.reserve.keep();
     tokio::spawn(listen(listener, announcements));
     reconcile::take_over(&daemon).await?;
     tokio::spawn(sandboxes::sweep(Arc::clone(&daemon)));
@@ -107,13 +128,13 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     let stop = stop_signal().map_err(io_error("waiting for signals"))?;
     ready(&config, address)?;
     let (stopping, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = axum::serve(tcp, api::router(Arc::clone(&daemon))).with_graceful_shutdown(async move {
+    let server = connections::serve(tcp, api::router(Arc::clone(&daemon)), limits::HEAD, async move {
         stop.await;
         tracing::info!("stopping; sandboxes go on");
         let _ = stopping.send(());
     });
     tokio::select! {
-        served = server => served.map_err(io_error("serving"))?,
+        () = server => {}
         () = async { let _ = stopped.await; tokio::time::sleep(PARTING).await } => {}
     }
     daemon.store.close().await;
@@ -189,4 +210,24 @@ fn ready(config: &Config, address: SocketAddr) -> Result<(), ServeError> {
     let _ = writeln!(out, "bivouacd ready on http://{address}");
     let _ = out.flush();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_make_a_cgroup_is_told_to_be_root() {
+        let denied = || io::Error::from(io::ErrorKind::PermissionDenied);
+        let cgroup = ServeError::Machine(MachineError::io("making /sys/fs/cgroup/bivouac")(denied()));
+        let advice = cgroup.advice(1000).unwrap();
+        assert!(
+            advice.contains("needs root") && advice.contains("1000") && advice.contains("sudo"),
+            "{advice}"
+        );
+        assert!(io_error("making the data directory")(denied()).advice(1000).is_some());
+        assert!(cgroup.advice(0).is_none(), "root is denied for another reason");
+        let taken = io_error("listening")(io::ErrorKind::AddrInUse.into());
+        assert!(taken.advice(1000).is_none());
+    }
 }

@@ -2,8 +2,10 @@
 //!
 //! Two kinds of connection, both vsock streams of [`crate::frame`]s:
 //!
-//! * **Announcement**, agent to daemon, once per boot: the agent connects to the host port named on its kernel command
-//!   line, sends [`Hello`], gets one [`Configure`] and answers [`Reply::Configured`]. Nothing is admitted before that.
+//! * **Announcement**, agent to daemon: the agent connects to the host port named on its kernel command line, sends
+//!   [`Hello`], gets one [`Configure`] and answers [`Reply::Configured`]. Nothing is admitted before that. Both sides
+//!   then keep the connection; when it breaks, the agent announces itself anew. A machine that was taken up from a
+//!   snapshot has all its connections broken, and so says by itself that it is there.
 //! * **Operation**, daemon to agent port [`AGENT_PORT`]: the first frame is [`Open`], and what follows depends on the
 //!   request. Closing an operation's connection cancels nothing but that view of it.
 //!
@@ -21,7 +23,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Version of everything in this module. Raised with every change that the other side would misread.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// vsock port the agent listens on. Below 1024, so that in the guest only root can bind it.
 pub const AGENT_PORT: u32 = 1000;
@@ -42,7 +44,7 @@ pub const TERM_GRACE_MS: u64 = 2_000;
 /// How long output is still collected after a command's leader has ended while a child holds its pipe, in ms.
 pub const DRAIN_MS: u64 = 200;
 
-/// The agent's first words.
+/// The agent's first words on an announcement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     pub version: u16,
@@ -195,6 +197,17 @@ pub struct Ended {
     pub user_us: u64,
     pub system_us: u64,
     pub max_rss_kib: u64,
+    /// What the guest's kernel refused it, or ended it for, up to its leader's end.
+    pub limits_hit: Vec<Limit>,
+}
+
+/// What a command can run out of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Limit {
+    /// A process of it was ended for want of memory.
+    Memory,
+    /// It was refused a process or thread: it had as many as one command may have, or all commands together had.
+    Pids,
 }
 
 impl Ended {
@@ -208,6 +221,7 @@ impl Ended {
             user_us: 0,
             system_us: 0,
             max_rss_kib: 0,
+            limits_hit: Vec::new(),
         }
     }
 }
@@ -248,6 +262,8 @@ pub enum StartFailureKind {
     /// The script's interpreter, or the program's loader, is missing.
     BadInterpreter,
     NoSuchDirectory,
+    /// The working directory is there, and the user may not enter it.
+    DirectoryForbidden,
     NoSuchUser,
     OutOfMemory,
     TooManyProcesses,
@@ -279,6 +295,10 @@ pub enum Refusal {
     /// A file operation's failure: the error number of the call that failed, and the path it was for.
     File {
         errno: i32,
+        detail: String,
+    },
+    /// What is at the path is a device, a pipe or a socket, and neither read nor replaced.
+    NotRegular {
         detail: String,
     },
 }

@@ -7,13 +7,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Version of everything in this module; part of [`ToMonitor::Boot`].
+/// Version of everything in this module; part of [`ToMonitor::Boot`] and [`ToMonitor::Restore`].
 pub const VERSION: u16 = 2;
 
 /// Largest message, in bytes.
 pub const MAX_MESSAGE: usize = 64 << 10;
 
-/// The descriptors a monitor inherits. It opens nothing by path that it can be given open.
+/// The descriptors a monitor inherits. It opens nothing by path: inside its jail there are no paths.
 pub mod fd {
     /// Listening `SOCK_SEQPACKET` socket.
     pub const CONTROL: i32 = 3;
@@ -28,22 +28,53 @@ pub mod fd {
     pub const CGROUP: i32 = 7;
     /// The sandbox's lock file, held under an exclusive `flock` for as long as the monitor lives.
     pub const LOCK: i32 = 8;
+    /// `/dev/kvm`.
+    pub const KVM: i32 = 9;
+    /// `/dev/vhost-vsock`.
+    pub const VSOCK: i32 = 10;
+    /// The network namespace to live in; without it a new, empty one is made.
+    pub const NETWORK: i32 = 11;
+    /// Restore only: the saved machine's state, read-only.
+    pub const STATE: i32 = 12;
+    /// Restore only: the saved machine's memory, read-only and never written again.
+    pub const MEMORY: i32 = 13;
     /// A TAP interface, from /dev/net/tun with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`. Only with
     /// [`BootConfig::network`](super::BootConfig::network).
-    pub const TAP: i32 = 9;
+    pub const TAP: i32 = 14;
+    /// One past the last.
+    pub const END: i32 = 15;
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToMonitor {
     Boot(BootConfig),
+    /// Take up a saved machine as a new one.
+    Restore(RestoreConfig),
     Status,
+    /// Stop the processors and put the devices to sleep. A machine that is paused already stays so.
+    Pause,
+    /// Go on where [`ToMonitor::Pause`] stopped.
+    Resume,
+    /// Write a paused machine to the two files that come along as `SCM_RIGHTS`: state, then memory. Both are empty,
+    /// and synced when the answer is sent. The machine stays paused.
+    Snapshot,
     /// End the machine at once, without asking the guest.
     Stop,
+}
+
+/// Who the monitor is on the host once it has its descriptors: a user and group that nothing else has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Jail {
+    /// Not 0.
+    pub uid: u32,
+    /// Not 0.
+    pub gid: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootConfig {
     pub version: u16,
+    pub jail: Jail,
     /// 1 to 32.
     pub vcpus: u8,
     /// 64 to 65536.
@@ -69,20 +100,53 @@ pub struct Network {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreConfig {
+    pub version: u16,
+    pub jail: Jail,
+    /// Context id of this machine, which is another than the saved one's.
+    pub cid: u32,
+    /// Check the whole memory file against its checksums first. Costs a read of all of it: for the first restore of a
+    /// file by a daemon, which then keeps it from changing.
+    pub verify: bool,
+    /// A network card on [`fd::TAP`], if the saved machine has one.
+    pub network: Option<Network>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromMonitor {
-    /// vCPUs are about to run. Microseconds since the monitor's main function was entered.
-    Booted { configured_us: u64, vm_created_us: u64, booted_us: u64 },
+    /// vCPUs are about to run. Microseconds since the monitor's main function was entered: to the configuration read,
+    /// to the jail entered, to the VM descriptor, and to this.
+    Booted {
+        configured_us: u64,
+        jailed_us: u64,
+        vm_created_us: u64,
+        booted_us: u64,
+    },
     /// `exits`: how often a virtual processor has come out of the guest and into the monitor.
-    Status { state: State, pid: u32, exits: u64 },
+    Status {
+        state: State,
+        exits: u64,
+    },
+    Paused,
+    Resumed,
+    /// The files are complete and synced.
+    Snapshotted,
+    /// A request was not carried out, and the machine is as it was before.
+    Refused {
+        detail: String,
+    },
     /// The machine is gone; the process exits after this message.
     Stopped(StopReason),
     /// The machine could not be made; the process exits after this message.
-    Failed { detail: String },
+    Failed {
+        detail: String,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
     Running,
+    Paused,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -58,4 +58,7 @@ fn doctor_says_that_this_host_is_fit() {
     for name in ["syscall", "cmpxchg16b", "xsave", "popcnt", "int3", "speed", "vhost_vsock", "cgroup_v2"] {
         assert!(found.iter().any(|f| f["name"] == name && f["ok"] == true), "{name}: {report:#}");
     }
+    let listeners = found.iter().find(|f| f["name"] == "vsock_listeners").unwrap();
+    assert_eq!(listeners["ok"], true, "the daemon's own is no reason to warn: {listeners:#}");
+    assert!(listeners["detail"].as_str().unwrap().contains("bivouacd"), "{listeners:#}");
 }

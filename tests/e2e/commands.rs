@@ -77,11 +77,14 @@ fn a_command_that_cannot_start_says_why() {
     let client = shared().client();
     let sandbox = client.create("base");
     client.output(&sandbox, "echo '#!/no/such/interpreter' > bad; chmod +x bad; echo plain > plain");
+    client.output(&sandbox, "mkdir locked; chmod 0 locked");
     for (request, reason) in [
         (json!({ "argv": ["no-such-program"] }), "not_found"),
         (json!({ "argv": ["./plain"] }), "not_executable"),
         (json!({ "argv": ["./bad"] }), "bad_interpreter"),
         (json!({ "argv": ["true"], "cwd": "/no/such/folder" }), "no_such_directory"),
+        (json!({ "argv": ["true"], "cwd": "/home/user/plain" }), "no_such_directory"),
+        (json!({ "argv": ["true"], "cwd": "/home/user/locked" }), "directory_forbidden"),
         (json!({ "argv": ["true"], "user": "nobody-here" }), "no_such_user"),
     ] {
         let ended = client.submit(&sandbox, request.clone()).expect(200);
@@ -263,22 +266,6 @@ fn two_hundred_commands_at_once_keep_their_own_exit_codes() {
         worker.join().unwrap();
     }
     assert_eq!(client.output(&sandbox, "ps -o stat | grep -c '^Z' || true"), "0\n");
-    client.remove(&sandbox);
-}
-
-/// C10, C17: memory that runs out ends the command, by name, and leaves the sandbox usable.
-#[test]
-fn memory_exhaustion_is_named_and_survived() {
-    let client = shared().client();
-    let sandbox = client.create("python");
-    let script = "x = []\nwhile True: x.append(bytearray(1 << 20))";
-    let ended = client.submit(&sandbox, json!({ "argv": ["python3", "-c", script] })).expect(200);
-    assert_eq!(
-        (&ended["status"], &ended["termination_reason"]),
-        (&json!("signaled"), &json!("oom_killed")),
-        "{ended:#}"
-    );
-    assert_eq!(client.output(&sandbox, "echo usable"), "usable\n");
     client.remove(&sandbox);
 }
 

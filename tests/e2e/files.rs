@@ -26,6 +26,13 @@ fn a_file_operation_that_cannot_be_done_says_why() {
     client.upload(&sandbox, "path=/root/mine", "x").expect_problem(403, "file_forbidden");
     client.upload(&sandbox, "path=/no/such/folder/file", "x").expect_problem(404, "file_not_found");
     client.upload(&sandbox, "path=/tmp", "x").expect_problem(409, "file_conflict");
+    for device in ["/dev/tty", "/dev/zero"] {
+        let problem = get(&format!("path={device}")).expect_problem(409, "file_conflict");
+        assert!(problem["detail"].as_str().unwrap().contains("not a regular file"), "{problem:#}");
+    }
+    client.upload(&sandbox, "path=/dev/null&user=root", "x").expect_problem(409, "file_conflict");
+    client.output(&sandbox, "test -c /dev/null");
+    client.upload(&sandbox, "path=%ff", "x").expect_problem(400, "invalid_query");
     client.remove(&sandbox);
 }
 

@@ -91,6 +91,11 @@ fn a_released_sandbox_leaves_nothing_behind() {
     client.remove(&sandbox);
     assert!(host.monitors(&sandbox).is_empty() && host.cgroups(&sandbox).is_empty());
     assert!(!host.data.join("sandboxes").join(&sandbox).join("scratch.img").exists());
+    let log = host.log_of(&sandbox);
+    assert!(
+        log.contains("deleted as asked") && !log.contains("killed"),
+        "an end that was asked for is no fault:\n{log}"
+    );
 }
 
 /// B9, L6: a deadline is kept without anybody asking.

@@ -36,8 +36,12 @@ pub fn shared() -> &'static Host {
 
 impl Host {
     pub fn start() -> Self {
+        Self::start_in(Path::new("/var/lib/bivouac"))
+    }
+
+    /// A daemon whose data, and log, are in a folder of their own in `parent`.
+    pub fn start_in(parent: &Path) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let parent = Path::new("/var/lib/bivouac");
         fs::create_dir_all(parent).expect("the tests run as root");
         let name = format!("test-{}-{}-", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let folder = tempfile::Builder::new().prefix(&name).tempdir_in(parent).unwrap();
@@ -105,6 +109,12 @@ impl Host {
             assert!(Instant::now() < deadline, "not within 60 s: {what}\n{}", self.log());
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// What the daemon logged about a sandbox.
+    pub fn log_of(&self, sandbox: &str) -> String {
+        let log = fs::read_to_string(self.data.with_extension("log")).unwrap_or_default();
+        log.lines().filter(|line| line.contains(sandbox)).collect::<Vec<_>>().join("\n")
     }
 
     /// The last of what the daemon logged.

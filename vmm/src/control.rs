@@ -7,9 +7,19 @@ use crate::Error;
 use bivouac_protocol::monitor::{FromMonitor, MAX_MESSAGE, ToMonitor, decode, encode};
 use rustix::{
     io::Errno,
-    net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send},
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, accept_with, recvmsg,
+        send,
+    },
 };
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::{
+    io::IoSliceMut,
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+/// Descriptors that may come with one message: a snapshot's two files.
+const FILES_MAX: usize = 2;
 
 pub struct Control {
     listener: OwnedFd,
@@ -18,7 +28,8 @@ pub struct Control {
 
 /// What came of a look at the connection.
 pub enum Received {
-    Message(ToMonitor),
+    /// And the descriptors that came along.
+    Message(ToMonitor, Vec<OwnedFd>),
     /// The peer hung up, or said something that cannot be understood and was hung up on.
     Gone,
     Nothing,
@@ -54,13 +65,26 @@ impl Control {
         let Some(peer) = &self.peer else { return Received::Nothing };
         let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
         let mut packet = vec![0; MAX_MESSAGE];
-        let len = match recv(peer, &mut packet[..], flags | RecvFlags::TRUNC) {
-            Ok((_, len)) => len,
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let parts = &mut [IoSliceMut::new(&mut packet)];
+        let len = match recvmsg(peer, parts, &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC) {
+            // One that is longer than the longest is none of ours.
+            Ok(message) if message.flags.contains(rustix::net::ReturnFlags::TRUNC) => 0,
+            Ok(message) => message.bytes,
             Err(Errno::INTR | Errno::AGAIN) => return Received::Nothing,
             Err(_) => 0,
         };
+        let files = ancillary
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(files) => Some(files),
+                _ => None,
+            })
+            .flatten()
+            .collect();
         match packet.get(..len).filter(|packet| !packet.is_empty()).map(decode) {
-            Some(Ok(message)) => Received::Message(message),
+            Some(Ok(message)) => Received::Message(message, files),
             Some(Err(_)) | None => {
                 self.peer = None;
                 Received::Gone

@@ -23,6 +23,11 @@ pub enum Error {
     Guest { device: &'static str, why: String },
     #[error("control socket: {0}")]
     Control(String),
+    #[error("cannot enter the jail: {0}")]
+    Jail(String),
+    /// A saved machine that is damaged, incomplete, or not for this host or monitor.
+    #[error("snapshot refused: {0}")]
+    Snapshot(String),
 }
 
 impl Error {

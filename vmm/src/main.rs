@@ -4,23 +4,21 @@ use bivouac_protocol::monitor::{FromMonitor, StopReason, ToMonitor, fd};
 use bivouac_vmm::{
     Error,
     control::{Control, Received},
-    machine::{Machine, Parts, micros},
+    machine::{self, Origin, Parts, Saved, inherited, required},
 };
-use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
-use std::{
-    fs::File,
-    os::fd::{BorrowedFd, FromRawFd, OwnedFd},
-    process::ExitCode,
-    time::Instant,
-};
+use std::{process::ExitCode, time::Instant};
 
-/// Exit codes: 0 the machine ended, 1 it could not be made or broke, 2 this program was started wrongly.
+/// Exit codes: 0 the machine ended, 1 it could not be made or broke, 2 this program was started wrongly; 159 a
+/// forbidden system call.
 fn main() -> ExitCode {
     let started = Instant::now();
     if std::env::args().nth(1).as_deref() == Some("--version") {
         println!("bivouac-vmm {}", env!("CARGO_PKG_VERSION"));
         return ExitCode::SUCCESS;
     }
+    // One arena for all threads: each of its own would cost pages and map memory on threads that need neither.
+    // SAFETY: called before any other thread exists.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     match serve(started) {
         Ok(StopReason::Requested | StopReason::GuestShutdown) => ExitCode::SUCCESS,
         Ok(StopReason::GuestCrash { detail } | StopReason::Fault { detail }) => {
@@ -51,51 +49,37 @@ fn serve(started: Instant) -> Result<StopReason, Stop> {
             fd::CONTROL
         ))
     })?;
-    let part = |number, what: &str| {
-        inherited(number)
-            .map(File::from)
-            .ok_or_else(|| Stop::Misuse(format!("descriptor {number} ({what}) is not open")))
-    };
-    let parts = Parts {
-        kernel: part(fd::KERNEL, "guest kernel")?,
-        root: part(fd::ROOT, "root image")?,
-        scratch: part(fd::SCRATCH, "scratch disk")?,
-        cgroup: inherited(fd::CGROUP).map(File::from),
-        tap: inherited(fd::TAP).map(File::from),
-    };
+    let parts = Parts::inherit().map_err(Stop::Misuse)?;
+    let network = inherited(fd::NETWORK);
     // Held, and its flock with it, until the process ends.
     let _lock = inherited(fd::LOCK);
 
     let mut control = Control::new(listener);
     control.accept().map_err(Stop::Failed)?;
-    let config = loop {
-        match control.receive(true) {
-            Received::Message(ToMonitor::Boot(config)) => break config,
-            Received::Message(_) => return Err(Stop::Misuse("the first message has to be Boot".into())),
-            Received::Gone => {
-                return Err(Stop::Misuse("the daemon hung up before it said what to boot".into()));
-            }
-            Received::Nothing => {}
-        }
-    };
-    let configured_us = micros(started);
-
-    let machine = match Machine::build(&config, parts, started) {
-        Ok(machine) => machine,
+    let origin = orders(&mut control).map_err(Stop::Misuse)?;
+    match machine::start(origin, parts, network, started) {
+        Ok(machine) => Ok(machine.run(control, started)),
         Err(error) => {
             control.send(&FromMonitor::Failed { detail: error.to_string() });
-            return Err(Stop::Failed(error));
+            Err(Stop::Failed(error))
         }
-    };
-    Ok(machine.run(control, configured_us, started))
+    }
 }
 
-/// Takes over an inherited descriptor, if it is open, and keeps it from any child.
-fn inherited(number: i32) -> Option<OwnedFd> {
-    // SAFETY: only borrowed for the two calls that find out whether it is open.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
-    let flags = fcntl_getfd(borrowed).ok()?;
-    fcntl_setfd(borrowed, flags | FdFlags::CLOEXEC).ok()?;
-    // SAFETY: it is open, this program opened nothing under a fixed number, and each number is taken once.
-    Some(unsafe { OwnedFd::from_raw_fd(number) })
+/// Waits to be told what to run, and takes what that needs.
+fn orders(control: &mut Control) -> Result<Origin, String> {
+    loop {
+        match control.receive(true) {
+            Received::Message(ToMonitor::Boot(config), _) => {
+                let kernel = required(fd::KERNEL, "guest kernel")?.into();
+                return Ok(Origin::Boot { config, kernel });
+            }
+            Received::Message(ToMonitor::Restore(config), _) => {
+                return Ok(Origin::Restore { config, saved: Saved::inherit()? });
+            }
+            Received::Message(..) => return Err("the first message has to be Boot or Restore".into()),
+            Received::Gone => return Err("the daemon hung up before it said what to run".into()),
+            Received::Nothing => {}
+        }
+    }
 }

@@ -5,6 +5,10 @@ use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
+/// The smallest and the largest machine, in MiB.
+pub const MIN_MIB: u32 = 64;
+pub const MAX_MIB: u32 = 65536;
+
 /// Memory of one guest.
 pub type Memory = GuestMemoryMmap<()>;
 

@@ -1,21 +1,19 @@
-//! The main thread's dealings with the daemon and with the machine's end, between two looks at the devices.
+//! The control thread's dealings: with the daemon's requests, and with the machine's end.
 
 use crate::{
     Error,
     control::{Control, Received},
     cpu::Exit,
     ending::Endings,
+    machine::Live,
 };
 use bivouac_protocol::monitor::{FromMonitor, State, StopReason, ToMonitor};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use std::{
     cell::RefCell,
-    os::fd::AsRawFd,
+    fs::File,
+    os::fd::{AsRawFd, OwnedFd},
     rc::Rc,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
 };
 use vmm_sys_util::eventfd::EventFd;
 
@@ -24,7 +22,7 @@ pub struct Reception {
     endings: Endings,
     /// Written when the guest resets the machine.
     reset: EventFd,
-    exits: Arc<AtomicU64>,
+    machine: Live,
     /// Where the event loop looks for the end.
     over: Rc<RefCell<Option<StopReason>>>,
 }
@@ -39,10 +37,10 @@ impl Reception {
         control: Control,
         endings: Endings,
         reset: EventFd,
-        exits: Arc<AtomicU64>,
+        machine: Live,
         over: Rc<RefCell<Option<StopReason>>>,
     ) -> Self {
-        Self { control, endings, reset, exits, over }
+        Self { control, endings, reset, machine, over }
     }
 
     fn end(&mut self, reason: StopReason) {
@@ -71,20 +69,13 @@ impl Reception {
         }
     }
 
-    fn answer(&mut self, ops: &mut EventOps) {
+    fn hear(&mut self, ops: &mut EventOps) {
         let watched = self.control.peer().map(|peer| peer.as_raw_fd());
         match self.control.receive(false) {
-            Received::Message(ToMonitor::Stop) => self.end(StopReason::Requested),
-            Received::Message(ToMonitor::Status) => {
-                let exits = self.exits.load(Ordering::Relaxed);
-                self.control.send(&FromMonitor::Status {
-                    state: State::Running,
-                    pid: std::process::id(),
-                    exits,
-                });
-            }
-            Received::Message(ToMonitor::Boot(_)) => {
-                self.control.send(&FromMonitor::Failed { detail: "already booted".into() });
+            Received::Message(ToMonitor::Stop, _) => self.end(StopReason::Requested),
+            Received::Message(request, files) => {
+                let answer = self.carry_out(&request, files);
+                self.control.send(&answer);
             }
             Received::Gone => {
                 // Its descriptor is closed, and with it out of the epoll set; this clears the manager's own record.
@@ -95,13 +86,34 @@ impl Reception {
             Received::Nothing => {}
         }
     }
+
+    fn carry_out(&mut self, request: &ToMonitor, files: Vec<OwnedFd>) -> FromMonitor {
+        let outcome = match request {
+            ToMonitor::Status => {
+                let state = if self.machine.is_paused() { State::Paused } else { State::Running };
+                return FromMonitor::Status { state, exits: self.machine.exits() };
+            }
+            ToMonitor::Pause => self.machine.pause().map(|()| FromMonitor::Paused),
+            ToMonitor::Resume => self.machine.resume().map(|()| FromMonitor::Resumed),
+            ToMonitor::Snapshot => match <[OwnedFd; 2]>::try_from(files) {
+                Ok([state, memory]) => self
+                    .machine
+                    .snapshot(&File::from(state), &File::from(memory))
+                    .map(|()| FromMonitor::Snapshotted),
+                Err(_) => Err(Error::Control("a snapshot needs two files: state and memory".into())),
+            },
+            ToMonitor::Boot(_) | ToMonitor::Restore(_) => Err(Error::Control("already booted".into())),
+            ToMonitor::Stop => return FromMonitor::Stopped(StopReason::Requested),
+        };
+        outcome.unwrap_or_else(|error| FromMonitor::Refused { detail: error.to_string() })
+    }
 }
 
 impl MutEventSubscriber for Reception {
     fn process(&mut self, events: Events, ops: &mut EventOps) {
         match events.data() {
             Self::LISTENER => self.admit(ops),
-            Self::PEER => self.answer(ops),
+            Self::PEER => self.hear(ops),
             Self::RESET => self.end(StopReason::GuestShutdown),
             _ => match self.endings.heard() {
                 Some(Exit::Shutdown) => self.end(StopReason::GuestShutdown),

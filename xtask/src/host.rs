@@ -15,6 +15,8 @@ pub const LAB: &[&str] = &["busybox-static", "kmod", "qemu-system-x86", "xfsprog
 pub const ROOTFS: &[&str] = &["busybox-static", "ca-certificates", "e2fsprogs", "erofs-utils", "mmdebstrap"];
 /// What the daemon and the tests call on the host they run on.
 pub const RUN: &[&str] = &["iproute2", "nftables"];
+/// The peer that Debian has.
+pub const BENCH: &[&str] = &["qemu-system-x86"];
 /// Compiling the sources: the linker and the static C library.
 pub const BUILD: &[&str] = &["gcc", "libc6-dev"];
 

@@ -1,5 +1,6 @@
 //! `cargo xtask`: everything a person does to this repository by hand.
 
+mod bench;
 mod build;
 mod cache;
 mod check;
@@ -46,6 +47,8 @@ enum Task {
     Demo,
     /// Run every check and test (`.ci/run` does the same)
     Test(check::Options),
+    /// Measure the monitor beside its peers; figures for programs go to target/bench/latest.json
+    Bench(bench::Options),
     /// Try at random what a guest or a peer may hand over
     Fuzz(fuzz::Options),
     /// Build the guest kernel and print the path of its vmlinux
@@ -100,6 +103,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             return demo::run(&cache);
         }
         Task::Test(options) => return check::run(&cache, options),
+        Task::Bench(options) => return bench::run(&cache, options),
         Task::Fuzz(options) => return fuzz::run(&cache, options),
         Task::LabInside => {}
     }

@@ -1,6 +1,7 @@
 //! A command's cgroup: where it is started, how all of it is ended, and which limit it hit.
 
-use crate::init::COMMANDS_CGROUP;
+use crate::init::{COMMANDS_CGROUP, pids_of_one};
+use bivouac_protocol::agent::Limit;
 use std::{
     fs::{self, File},
     io,
@@ -20,6 +21,9 @@ impl Cgroup {
         fs::create_dir(&path)?;
         // Memory that runs out takes the command as a whole, not one process of it at random.
         let _ = fs::write(path.join("memory.oom.group"), "1");
+        if let Some(limit) = pids_of_one() {
+            let _ = fs::write(path.join("pids.max"), limit.to_string());
+        }
         Ok(Self { path })
     }
 
@@ -44,11 +48,23 @@ impl Cgroup {
 
     /// Whether the kernel ended a process in it for want of memory.
     pub fn oom_killed(&self) -> bool {
-        let events = fs::read_to_string(self.path.join("memory.events")).unwrap_or_default();
-        events
-            .lines()
-            .filter_map(|line| line.split_once(' '))
-            .any(|(key, count)| key == "oom_kill" && count.trim() != "0")
+        self.counted("memory.events", "oom_kill")
+    }
+
+    /// What processes in it ran out of, so far.
+    pub fn limits_hit(&self) -> Vec<Limit> {
+        [
+            (Limit::Memory, self.oom_killed()),
+            // Of its own limit and of that of all commands: the file counts the refusals in here (see the mount).
+            (Limit::Pids, self.counted("pids.events", "max")),
+        ]
+        .into_iter()
+        .filter_map(|(limit, hit)| hit.then_some(limit))
+        .collect()
+    }
+
+    fn counted(&self, file: &str, event: &str) -> bool {
+        fs::read_to_string(self.path.join(file)).is_ok_and(|events| counted(&events, event))
     }
 
     fn populated(&self) -> bool {
@@ -74,5 +90,25 @@ impl Cgroup {
     /// Removes it, if it is empty.
     pub fn remove(&self) -> bool {
         fs::remove_dir(&self.path).is_ok()
+    }
+}
+
+/// Whether a file of `name count` lines counts at least one of `event`.
+fn counted(events: &str, event: &str) -> bool {
+    events
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .any(|(name, count)| name == event && count.trim() != "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counted;
+
+    #[test]
+    fn an_event_counts_under_its_own_name_only() {
+        let events = "low 0\nhigh 0\nmax 12\noom 1\noom_kill 0\noom_group_kill 0\n";
+        assert!(counted(events, "max") && counted(events, "oom"));
+        assert!(!counted(events, "oom_kill") && !counted(events, "nothing") && !counted("", "max"));
     }
 }

@@ -163,6 +163,8 @@ impl Commands {
             }
         };
         let wall = started.elapsed();
+        // Read now: what a process that was left behind runs into later is not this command's result.
+        let limits_hit = cgroup.limits_hit();
         leader_ended.send_replace(Some(Instant::now()));
         let mut changes = command.changes();
         while !command.look(|s| s.spool_ref(Stream::Stdout).closed() && s.spool_ref(Stream::Stderr).closed())
@@ -180,6 +182,7 @@ impl Commands {
                 user_us: status.map_or(0, |status| status.user_us),
                 system_us: status.map_or(0, |status| status.system_us),
                 max_rss_kib: status.map_or(0, |status| status.max_rss_kib),
+                limits_hit,
             });
         });
         if !cgroup.remove() {
@@ -277,6 +280,7 @@ fn kind_of(step: Step, error: &io::Error) -> StartFailureKind {
         (Step::Interpreter, _) => StartFailureKind::BadInterpreter,
         (_, Some(libc::ENOMEM)) => StartFailureKind::OutOfMemory,
         (Step::Fork, Some(libc::EAGAIN)) => StartFailureKind::TooManyProcesses,
+        (Step::Directory, Some(libc::EACCES | libc::EPERM)) => StartFailureKind::DirectoryForbidden,
         (Step::Directory, _) => StartFailureKind::NoSuchDirectory,
         (Step::Execute, Some(libc::ENOENT | libc::ENOTDIR)) => StartFailureKind::NotFound,
         (Step::Execute, Some(libc::EACCES | libc::ENOEXEC | libc::EPERM | libc::EISDIR)) => {
@@ -297,6 +301,9 @@ fn describe(Failure { step, error }: &Failure, program: &str, cwd: &str, user: &
         }
         (StartFailureKind::NoSuchDirectory, _) => {
             format!("cannot enter the working directory `{cwd}`: {error}")
+        }
+        (StartFailureKind::DirectoryForbidden, _) => {
+            format!("user {} may not enter the working directory `{cwd}`: {error}", user.uid)
         }
         (StartFailureKind::ArgumentsTooLong, _) => {
             "argv and env together are too long for the kernel".to_owned()
@@ -342,6 +349,14 @@ mod tests {
         let root = User { uid: 0, gid: 0, groups: vec![], name: "root".into(), home: "/root".into() };
         let env = environment(&identity, &request(&[], Some("root")), &root);
         assert_eq!(find(&env, "HOME").as_deref(), Some("/root"));
+    }
+
+    #[test]
+    fn a_directory_that_is_missing_and_one_that_is_forbidden_are_told_apart() {
+        let kind = |errno| kind_of(Step::Directory, &io::Error::from_raw_os_error(errno));
+        assert_eq!(kind(libc::ENOENT), StartFailureKind::NoSuchDirectory);
+        assert_eq!(kind(libc::ENOTDIR), StartFailureKind::NoSuchDirectory);
+        assert_eq!(kind(libc::EACCES), StartFailureKind::DirectoryForbidden);
     }
 
     #[test]

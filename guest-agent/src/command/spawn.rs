@@ -1,15 +1,14 @@
-//! Starting a process: straight into its cgroup, with the agent's memory until it executes, so that nothing of the
-//! agent is copied (`clone3` with `CLONE_VM | CLONE_VFORK | CLONE_INTO_CGROUP`).
+//! Starting a command's process: straight into its cgroup, with nothing of the agent copied (crate `bivouac-spawn`).
 //!
-//! The child runs on a stack of its own while this thread waits. It makes system calls and nothing else: no allocation,
-//! no lock, no library call that keeps state. Where it fails, it says at which step and why through memory it shares.
+//! Where the child fails before it has executed, it says at which step and why through memory it shares.
 
 use crate::users::User;
+use bivouac_spawn::{Place, errno, reset_signals, unblock_signals};
 use std::{
     ffi::CString,
     fs::File,
     io,
-    os::fd::{AsRawFd, BorrowedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
     ptr,
 };
 
@@ -60,28 +59,8 @@ struct Shared {
     failed: Option<(Step, libc::c_int)>,
 }
 
-/// `struct clone_args` of <linux/sched.h>.
-#[repr(C)]
-#[derive(Default)]
-struct CloneArgs {
-    flags: u64,
-    pidfd: u64,
-    child_tid: u64,
-    parent_tid: u64,
-    exit_signal: u64,
-    stack: u64,
-    stack_size: u64,
-    tls: u64,
-    set_tid: u64,
-    set_tid_size: u64,
-    cgroup: u64,
-}
-
 /// `CAP_SYS_BOOT` of <linux/capability.h>.
 const CAP_SYS_BOOT: libc::c_ulong = 22;
-const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
-/// The child calls a handful of system calls; a page would do.
-const STACK: usize = 32 << 10;
 
 /// Starts the process and returns its id.
 pub fn spawn(plan: &Plan) -> Result<libc::pid_t, Failure> {
@@ -101,79 +80,15 @@ pub fn spawn(plan: &Plan) -> Result<libc::pid_t, Failure> {
         descriptors: [plan.stdin.as_raw_fd(), plan.stdout.as_raw_fd(), plan.stderr.as_raw_fd()],
         failed: None,
     };
-    // 16-byte aligned, as the calling convention wants it.
-    let mut stack = vec![0_u128; STACK / size_of::<u128>()];
-    let args = CloneArgs {
-        flags: (libc::CLONE_VM | libc::CLONE_VFORK) as u64 | CLONE_INTO_CGROUP,
-        exit_signal: libc::SIGCHLD as u64,
-        stack: stack.as_mut_ptr() as u64,
-        stack_size: size_of_val(stack.as_slice()) as u64,
-        cgroup: plan.cgroup.as_raw_fd() as u64,
-        ..CloneArgs::default()
-    };
-
-    let signals = block_signals();
-    // SAFETY: the child shares this memory and runs `child` on `stack`, which nothing else uses, while CLONE_VFORK
-    // keeps this thread in the call until the child has executed or ended; so everything `shared` points to stays
-    // alive and is touched by one side at a time. Signals are blocked, so no handler runs in the child.
-    let pid = unsafe { clone3(&args, &mut shared) };
-    restore_signals(&signals);
-    drop(stack);
-
-    if pid < 0 {
-        return Err(Failure { step: Step::Fork, error: io::Error::from_raw_os_error((-pid) as i32) });
-    }
+    let place = Place { cgroup: Some(plan.cgroup.as_fd()), ..Place::default() };
+    // SAFETY: everything `shared` points to lives to the end of this function, and `child` makes system calls only.
+    let started = unsafe { bivouac_spawn::start(&place, &mut shared, child) };
+    let child = started.map_err(|error| Failure { step: Step::Fork, error })?;
     match shared.failed {
         // The child has ended by itself and is reaped like any other: nobody waits for it.
         Some((step, errno)) => Err(Failure { step, error: io::Error::from_raw_os_error(errno) }),
-        None => Ok(pid as libc::pid_t),
+        None => Ok(child.pid),
     }
-}
-
-/// # Safety
-/// As described at the call.
-unsafe fn clone3(args: &CloneArgs, shared: &mut Shared) -> i64 {
-    let result: i64;
-    // SAFETY: in the parent this is one system call. The child comes out of it on its own stack with the same registers,
-    // calls `child` with `shared`, and never returns from it.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "xor ebp, ebp",
-            "mov rdi, {shared}",
-            "call {child}",
-            "ud2",
-            "2:",
-            shared = in(reg) ptr::from_mut(shared),
-            child = in(reg) child as *const (),
-            inlateout("rax") libc::SYS_clone3 => result,
-            in("rdi") ptr::from_ref(args),
-            in("rsi") size_of::<CloneArgs>(),
-            // Not `lateout`: the kernel overwrites them before the child has read its inputs.
-            out("rcx") _,
-            out("r11") _,
-        );
-    }
-    result
-}
-
-/// All signals blocked; what was blocked before.
-fn block_signals() -> libc::sigset_t {
-    let mut before = std::mem::MaybeUninit::uninit();
-    let mut all = std::mem::MaybeUninit::uninit();
-    // SAFETY: both are filled in by the calls before they are read.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::sigprocmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr());
-        before.assume_init()
-    }
-}
-
-fn restore_signals(before: &libc::sigset_t) {
-    // SAFETY: a set that `sigprocmask` filled in.
-    unsafe { libc::sigprocmask(libc::SIG_SETMASK, before, ptr::null_mut()) };
 }
 
 /// The child, from the first instruction to the last. Raw system calls throughout where the C library would act on
@@ -191,21 +106,11 @@ unsafe extern "C" fn child(shared: *mut Shared) -> ! {
     }
 }
 
-fn errno() -> libc::c_int {
-    // SAFETY: always a valid pointer to this thread's number; the child borrows its parent's thread.
-    unsafe { *libc::__errno_location() }
-}
-
 unsafe fn prepare(shared: &Shared) -> Result<(), (Step, libc::c_int)> {
     let check = |step, result: libc::c_long| if result < 0 { Err((step, errno())) } else { Ok(()) };
     // SAFETY: every pointer is to memory that `spawn` keeps alive.
     unsafe {
-        // Signals: what the agent ignores or handles is the default again. Nothing is inherited but by intent.
-        let mut default: libc::sigaction = std::mem::zeroed();
-        default.sa_sigaction = libc::SIG_DFL;
-        for signal in 1..=64 {
-            libc::sigaction(signal, &raw const default, ptr::null_mut());
-        }
+        reset_signals();
         check(Step::Session, libc::setsid().into())?;
         for (target, source) in (0..).zip(shared.descriptors) {
             check(Step::Descriptors, libc::dup2(source, target).into())?;
@@ -224,9 +129,7 @@ unsafe fn prepare(shared: &Shared) -> Result<(), (Step, libc::c_int)> {
         check(Step::Credentials, libc::syscall(libc::SYS_setresuid, shared.uid, shared.uid, shared.uid))?;
         check(Step::Directory, libc::chdir(shared.cwd).into())?;
         libc::umask(0o022);
-        let mut none = std::mem::MaybeUninit::uninit();
-        libc::sigemptyset(none.as_mut_ptr());
-        libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), ptr::null_mut());
+        unblock_signals();
     }
     Ok(())
 }

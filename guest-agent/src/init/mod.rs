@@ -4,7 +4,7 @@ mod cgroups;
 mod mounts;
 mod network;
 
-pub use cgroups::COMMANDS as COMMANDS_CGROUP;
+pub use cgroups::{COMMANDS as COMMANDS_CGROUP, pids_of_one};
 
 use bivouac_protocol::agent::PORT_PARAMETER;
 use std::io;
@@ -48,12 +48,14 @@ fn port(command_line: &str) -> Option<u32> {
         .find_map(|word| word.strip_prefix(PORT_PARAMETER)?.strip_prefix('=')?.parse().ok())
 }
 
-/// What commands inherit: as many open files as a server may want, no core dumps on the sandbox's disk.
+/// What commands inherit: as many open files as a server may want, no core dumps on the sandbox's disk. How many
+/// processes is the cgroups' to say: the kernel's own limit is by user, so one command could use up that of all.
 fn limits() {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let files = Rlimit { current: Some(1024), maximum: Some(524_288) };
     let _ = setrlimit(Resource::Nofile, files);
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: None });
+    let _ = setrlimit(Resource::Nproc, Rlimit { current: None, maximum: None });
 }
 
 /// Writes out what is dirty and ends the machine.

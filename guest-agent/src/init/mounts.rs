@@ -53,7 +53,15 @@ const MOUNTS: [Mount; 9] = [
     mount_of("mqueue", "/dev/mqueue", "mqueue", SAFE, ""),
     mount_of("tmpfs", "/run", "tmpfs", TEMPORARY, "mode=0755"),
     mount_of("tmpfs", "/tmp", "tmpfs", TEMPORARY, "mode=1777"),
-    mount_of("cgroup2", "/sys/fs/cgroup", "cgroup2", SAFE, "nsdelegate,memory_recursiveprot"),
+    // `pids_localevents`: a refused fork counts in the cgroup it was tried in, whichever cgroup's limit it was, so that
+    // each command is told of its own refusals and of no other's (Linux 6.11).
+    mount_of(
+        "cgroup2",
+        "/sys/fs/cgroup",
+        "cgroup2",
+        SAFE,
+        "nsdelegate,memory_recursiveprot,pids_localevents",
+    ),
 ];
 
 /// Links that devtmpfs does not make and shells rely on.

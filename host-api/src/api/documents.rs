@@ -5,7 +5,7 @@ use crate::commands::{Kept, StreamName};
 use crate::error::Problem;
 use crate::lifecycle::{DeletionReason, Reason, State, UnixMs};
 use crate::sandboxes::Phases;
-use crate::store::{CommandRow, CommandStatus, EventRow, SandboxRow};
+use crate::store::{CommandRow, CommandStatus, EventRow, LimitHit, SandboxRow};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Serialize, Serializer};
@@ -239,10 +239,13 @@ pub struct CommandDocument {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<i64>,
     /// Why it ended otherwise: `timeout`, `canceled`, `oom_killed`, `machine_died`, `sandbox_deleted`, or why it could
-    /// not start: `not_found`, `not_executable`, `bad_interpreter`, `no_such_directory`, `no_such_user`,
-    /// `out_of_memory`, `too_many_processes`, `arguments_too_long`, `invalid`, `guest_busy`, `other`.
+    /// not start: `not_found`, `not_executable`, `bad_interpreter`, `no_such_directory`,
+    /// `directory_forbidden`, `no_such_user`, `out_of_memory`, `too_many_processes`, `arguments_too_long`, `invalid`, `guest_busy`, `other`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub termination_reason: Option<String>,
+    /// What it ran out of, whichever way it ended; left out where that is nothing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub limits_hit: Vec<LimitHit>,
     /// The reason in plain words.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
@@ -284,6 +287,7 @@ pub fn command(row: &CommandRow, streams: Option<(Kept, Kept)>) -> Result<Comman
         exit_code: row.exit_code,
         signal: row.signal,
         termination_reason: row.termination_reason.clone(),
+        limits_hit: row.limits_hit()?,
         detail: row.detail.clone(),
         accepted_at: Time(row.accepted_at),
         started_at: row.started_at.map(Time),

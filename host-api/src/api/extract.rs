@@ -1,9 +1,11 @@
 //! From a request to typed values. Past this border nothing is checked again, before it nothing is trusted.
 
 use super::App;
+use super::patience::stalled;
 use crate::auth::{self, Identity};
 use crate::error::{Code, Problem};
 use crate::ids::{CommandId, SandboxId};
+use crate::lifecycle::State;
 use crate::limits;
 use crate::sandboxes::Live;
 use crate::store::{CommandRow, SandboxRow};
@@ -12,6 +14,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
@@ -63,8 +66,8 @@ impl Sandbox {
     /// Its guest, if it can be reached now.
     pub fn usable(&self) -> Result<&Arc<Live>, Problem> {
         self.live.as_ref().filter(|live| live.view().usable()).ok_or_else(|| {
-            let state = self.live.as_ref().map_or("deleted", |live| live.view().state.as_str());
-            Problem::new(Code::SandboxNotRunning, format!("sandbox {} is {state}, not running", self.id))
+            let state = self.live.as_ref().map_or(State::Deleted, |live| live.view().state);
+            Problem::not_running(&self.id, state)
         })
     }
 }
@@ -130,7 +133,11 @@ impl<T: DeserializeOwned> FromRequest<App> for Body<T> {
             return Err(Problem::new(Code::UnsupportedMediaType, detail));
         }
         let bytes = axum::body::to_bytes(request.into_body(), limits::JSON_BODY).await.map_err(|e| {
-            if std::error::Error::source(&e).is_some_and(|cause| cause.to_string().contains("length limit")) {
+            if let Some(problem) = stalled(&e) {
+                problem
+            } else if std::error::Error::source(&e)
+                .is_some_and(|cause| cause.to_string().contains("length limit"))
+            {
                 Problem::new(
                     Code::BodyTooLarge,
                     format!("a JSON body has at most {} bytes", limits::JSON_BODY),
@@ -144,6 +151,15 @@ impl<T: DeserializeOwned> FromRequest<App> for Body<T> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    // A list of values in the order of the fields would do for the deserializer, and is nobody's intention.
+    if let Ok(other) = serde_json::from_slice::<serde_json::Value>(bytes)
+        && let Some(kind) = not_an_object(&other)
+    {
+        return Err(Problem::new(
+            Code::InvalidField,
+            format!("the body: expected a JSON object, not {kind}"),
+        ));
+    }
     let mut input = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut input).map_err(|e| {
         let path = e.path().to_string();
@@ -165,6 +181,17 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     Ok(value)
 }
 
+fn not_an_object(value: &serde_json::Value) -> Option<&'static str> {
+    match value {
+        serde_json::Value::Object(_) => None,
+        serde_json::Value::Null => Some("null"),
+        serde_json::Value::Bool(_) => Some("a boolean"),
+        serde_json::Value::Number(_) => Some("a number"),
+        serde_json::Value::String(_) => Some("a string"),
+        serde_json::Value::Array(_) => Some("an array"),
+    }
+}
+
 /// Query parameters; an unknown one is an error.
 pub struct Params<T>(pub T);
 
@@ -172,12 +199,24 @@ impl<T: DeserializeOwned> FromRequestParts<App> for Params<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
+        if let Some(name) = parts.uri.query().and_then(not_text) {
+            let what = format!("query: `{}` is not UTF-8 once its percent-encoding is undone", short(&name));
+            return Err(Problem::new(Code::InvalidQuery, what));
+        }
         let query = axum::extract::Query::<T>::try_from_uri(&parts.uri).map_err(|e| {
             let text = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
             Problem::new(Code::InvalidQuery, format!("query: {text}"))
         })?;
         Ok(Params(query.0))
     }
+}
+
+/// The first parameter of a query that is not text. Undoing the encoding further on would put a replacement character
+/// for each such byte, and a path would name another file than was meant.
+fn not_text(query: &str) -> Option<String> {
+    let broken = query.split('&').find(|pair| percent_decode_str(pair).decode_utf8().is_err())?;
+    let name = broken.split('=').next().unwrap_or(broken);
+    Some(percent_decode_str(name).decode_utf8_lossy().into_owned())
 }
 
 /// The caller's idempotency key, from the body or the header `Idempotency-Key`.

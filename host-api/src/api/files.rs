@@ -2,6 +2,7 @@
 
 use super::App;
 use super::extract::{Params, Sandbox};
+use super::patience::stalled;
 use super::sandboxes::check_text;
 use crate::agent::{AgentError, Download, Upload};
 use crate::auth;
@@ -23,7 +24,7 @@ use utoipa::IntoParams;
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub struct GetQuery {
-    /// Path in the guest.
+    /// Path in the guest, which must be UTF-8 text: there is no way here to a file with another name.
     path: String,
     /// Whose rights apply; the template's user if left out.
     user: Option<String>,
@@ -32,7 +33,7 @@ pub struct GetQuery {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub struct PutQuery {
-    /// Path in the guest. Its folder must exist.
+    /// Path in the guest, which must be UTF-8 text. Its folder must exist.
     path: String,
     /// Whose rights apply, and who owns a new file; the template's user if left out.
     user: Option<String>,
@@ -114,16 +115,25 @@ pub async fn put(
     let (mut hasher, mut bytes) = (Sha256::new(), 0_u64);
     while let Some(data) = body.next().await {
         // Returning here drops the upload unfinished: the guest keeps the old file.
-        let data =
-            data.map_err(|_| Problem::new(Code::FileInvalid, "the upload broke off; the file is as it was"))?;
+        let data = data.map_err(|e| {
+            stalled(&e).unwrap_or_else(|| {
+                Problem::new(Code::FileInvalid, "the upload broke off; the file is as it was")
+            })
+        })?;
         hasher.update(&data);
         bytes = bytes.saturating_add(u64::try_from(data.len()).unwrap_or(0));
         upload.chunk(&data).await.map_err(told)?;
     }
-    upload.finish().await.map_err(told)?;
     let digest = auth::hex(&hasher.finalize());
-    record(&app, &sandbox, "file.written", json!({"path": query.path, "bytes": bytes, "sha256": digest}))
-        .await?;
+    let what = json!({"path": query.path, "bytes": bytes, "sha256": digest});
+    // On record before it is in place: where nothing can be recorded, nothing is to change.
+    record(&app, &sandbox, "file.write", what.clone()).await?;
+    if let Err(cause) = upload.finish().await {
+        if let Err(lost) = record(&app, &sandbox, "file.write_failed", what).await {
+            tracing::warn!(sandbox = %sandbox.id, cause = %lost, "that an upload failed could not be recorded");
+        }
+        return Err(told(cause));
+    }
     let mut response = StatusCode::NO_CONTENT.into_response();
     if let Ok(etag) = HeaderValue::from_str(&format!("\"{digest}\"")) {
         response.headers_mut().insert(header::ETAG, etag);
@@ -160,6 +170,10 @@ pub(super) fn problem(cause: AgentError, subject: &str) -> Problem {
         AgentError::Refused(Refusal::File { errno, detail }) => {
             let detail: String = detail.chars().take(512).collect();
             Problem::new(file_code(errno), format!("`{subject}`: {detail}"))
+        }
+        AgentError::Refused(Refusal::NotRegular { detail }) => {
+            let detail: String = detail.chars().take(512).collect();
+            Problem::new(Code::FileConflict, format!("`{subject}`: {detail}"))
         }
         AgentError::Refused(Refusal::Busy { .. }) => {
             Problem::new(Code::GuestBusy, format!("`{subject}`: the guest takes no more operations at once"))

@@ -9,6 +9,7 @@ mod events;
 mod extract;
 mod files;
 mod health;
+mod patience;
 mod sandboxes;
 mod stream;
 mod templates;
@@ -72,11 +73,11 @@ fn routes() -> (Router<App>, utoipa::openapi::OpenApi) {
         .routes(routes!(sandboxes::create, sandboxes::list))
         .routes(routes!(sandboxes::get, sandboxes::delete))
         .routes(routes!(sandboxes::logs))
-        .routes(routes!(commands::submit, commands::list))
+        .routes(routes!(commands::submit::submit, commands::list))
         .routes(routes!(commands::get))
-        .routes(routes!(commands::output))
-        .routes(routes!(commands::cancel))
-        .routes(routes!(commands::signal))
+        .routes(routes!(commands::output::output))
+        .routes(routes!(commands::control::cancel))
+        .routes(routes!(commands::control::signal))
         .routes(routes!(stream::stream))
         .routes(routes!(files::get, files::put))
         .routes(routes!(templates::list))
@@ -103,6 +104,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .method_not_allowed_fallback(no_method)
         // Each handler has its own limit: files are of any size.
         .layer(DefaultBodyLimit::disable())
+        .layer(middleware::from_fn_with_state(Arc::clone(&daemon), patience::limit))
         .layer(middleware::from_fn_with_state(Arc::clone(&daemon), count))
         .with_state(daemon)
 }

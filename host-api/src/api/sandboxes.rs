@@ -72,11 +72,14 @@ pub struct CreateQuery {
 /// Create a sandbox.
 ///
 /// Answers when it is usable: the first command sent after `running` is taken. A failed creation is a problem with code
-/// `sandbox_failed` that names the sandbox and the reason; that sandbox is listed as `failed`.
+/// `sandbox_failed` that names the sandbox and the reason; that sandbox is listed as `failed`. The same `request_id` with
+/// the same body gets the sandbox it made, as it is by then, with header `Idempotent-Replayed: true`: a retry that comes
+/// after its deletion makes no second one. A request id is remembered for as long as its sandbox, and longer.
 #[utoipa::path(
     post, path = "/v1/sandboxes", tag = "sandboxes", params(CreateQuery), request_body = CreateSandbox,
     security(("key" = [])),
     responses(
+        (status = 200, description = "A retry; the sandbox was deleted meanwhile", body = SandboxDocument),
         (status = 201, description = "It runs", body = SandboxDocument),
         (status = 202, description = "Accepted; asked for with `wait=0`", body = SandboxDocument),
         (status = "4XX", description = "Refused", body = ProblemDocument, content_type = "application/problem+json"),
@@ -96,14 +99,16 @@ pub async fn create(
     let created = tokio::spawn(async move { sandboxes::create(&daemon, request).await })
         .await
         .unwrap_or_else(|e| Err(Problem::internal("the sandbox could not be made", e)))?;
-    let (status, row) = match query.wait {
+    let replayed = created.replayed;
+    let (made, row) = match query.wait {
         Some(Flag::No) => (StatusCode::ACCEPTED, created.row),
-        _ => (StatusCode::CREATED, sandboxes::creation_result(&app, created.row).await?),
+        _ => (StatusCode::CREATED, sandboxes::creation_result(&app, created).await?),
     };
     let location = format!("/v1/sandboxes/{}", row.id);
     let document = documents::sandbox(&row, app.clock.now())?;
+    let status = if document.delete_accepted_at.is_some() { StatusCode::OK } else { made };
     let mut response = (status, Json(document)).into_response();
-    mark(response.headers_mut(), &location, created.replayed);
+    mark(response.headers_mut(), &location, replayed);
     Ok(response)
 }
 

@@ -3,6 +3,7 @@
 mod harness;
 
 mod commands;
+mod files;
 mod identity;
 mod lifecycle;
 mod requests;

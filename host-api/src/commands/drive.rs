@@ -128,6 +128,11 @@ impl Run<'_> {
                 Ok(Some(refusal)) => {
                     return self.record(&outcome::not_started(&refusal, self.daemon.clock.now())).await;
                 }
+                Err(DriveError::Record(cause)) => {
+                    // The guest keeps what was not acknowledged, and the command waits with its next output.
+                    tracing::error!(command = self.row.id, %cause, "output could not be recorded; trying again");
+                    approach = Approach::Attach;
+                }
                 Err(cause) => {
                     tracing::warn!(command = self.row.id, %cause, "connection to a command lost; taking it up again");
                     // It may have been started: ask.

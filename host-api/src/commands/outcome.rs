@@ -1,8 +1,8 @@
 //! What the agent says of an end, as it is recorded.
 
 use crate::lifecycle::UnixMs;
-use crate::store::{CommandStatus, Finished};
-use bivouac_protocol::agent::{Ended, Outcome, Refusal, StartFailureKind};
+use crate::store::{CommandStatus, Finished, LimitHit};
+use bivouac_protocol::agent::{Ended, Limit, Outcome, Refusal, StartFailureKind};
 
 /// Longest text of a guest's that is kept, in characters.
 const DETAIL: usize = 1_024;
@@ -23,6 +23,7 @@ pub fn from_ended(ended: &Ended, at: UnixMs, started_at: Option<UnixMs>) -> Fini
         user_us: Some(ended.user_us),
         system_us: Some(ended.system_us),
         max_rss_kib: Some(ended.max_rss_kib),
+        limits_hit: ended.limits_hit.iter().map(limit).collect(),
     };
     let by = |killed: bool| if killed { "ended by KILL after the grace" } else { "ended by TERM" };
     match &ended.outcome {
@@ -52,9 +53,32 @@ pub fn from_ended(ended: &Ended, at: UnixMs, started_at: Option<UnixMs>) -> Fini
             end.started_at = None;
             end.termination_reason = Some(kind(failure.kind).to_owned());
             end.detail = Some(failure.detail.chars().take(DETAIL).collect());
+            end.limits_hit.extend(limit_of_start(failure.kind));
+            return end;
         }
     }
+    if end.limits_hit.contains(&LimitHit::Pids) {
+        let why = "the guest's kernel refused it a process: it had as many as one command may have at once, or all \
+                   commands together had";
+        end.detail = Some(end.detail.map_or_else(|| why.to_owned(), |detail| format!("{detail}; {why}")));
+    }
     end
+}
+
+fn limit(limit: &Limit) -> LimitHit {
+    match limit {
+        Limit::Memory => LimitHit::Memory,
+        Limit::Pids => LimitHit::Pids,
+    }
+}
+
+/// A start can run out of the same things.
+fn limit_of_start(kind: StartFailureKind) -> Option<LimitHit> {
+    match kind {
+        StartFailureKind::OutOfMemory => Some(LimitHit::Memory),
+        StartFailureKind::TooManyProcesses => Some(LimitHit::Pids),
+        _ => None,
+    }
 }
 
 /// A start that the agent refused: nothing ran.
@@ -88,6 +112,7 @@ fn nothing(status: CommandStatus, reason: &str, detail: String, at: UnixMs) -> F
         user_us: None,
         system_us: None,
         max_rss_kib: None,
+        limits_hit: Vec::new(),
     }
 }
 
@@ -97,6 +122,7 @@ fn kind(kind: StartFailureKind) -> &'static str {
         StartFailureKind::NotExecutable => "not_executable",
         StartFailureKind::BadInterpreter => "bad_interpreter",
         StartFailureKind::NoSuchDirectory => "no_such_directory",
+        StartFailureKind::DirectoryForbidden => "directory_forbidden",
         StartFailureKind::NoSuchUser => "no_such_user",
         StartFailureKind::OutOfMemory => "out_of_memory",
         StartFailureKind::TooManyProcesses => "too_many_processes",

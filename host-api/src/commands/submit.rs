@@ -3,6 +3,7 @@
 use super::{Progress, drive};
 use crate::daemon::Daemon;
 use crate::error::{Code, Problem};
+use crate::lifecycle::State;
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::sandboxes::Live;
@@ -35,7 +36,7 @@ pub async fn submit(
     let Some(live) = live else {
         return match daemon.store.command_by_request(&new.sandbox_id, &new.request_id).await? {
             Some(row) => same(daemon, row, &new),
-            None => Err(not_running(&new.sandbox_id)),
+            None => Err(Problem::not_running(&new.sandbox_id, State::Deleted)),
         };
     };
     // Known to waiters before the row is there: whoever finds the row finds whom to wait for.
@@ -50,7 +51,7 @@ pub async fn submit(
     live.end_command(&new.id);
     match accepted? {
         Accepted::New(row) | Accepted::Existing(row) => same(daemon, row, &new),
-        Accepted::NotRunning => Err(not_running(&new.sandbox_id)),
+        Accepted::NotRunning(state) => Err(Problem::not_running(&new.sandbox_id, state)),
         Accepted::TooMany => Err(Problem::new(
             Code::GuestBusy,
             format!(
@@ -68,13 +69,6 @@ fn same(daemon: &Daemon, row: CommandRow, new: &NewCommand) -> Result<Submitted,
     }
     Metrics::count(&daemon.metrics.commands_replayed);
     Ok(Submitted { row, replayed: true })
-}
-
-fn not_running(sandbox: &str) -> Problem {
-    Problem::new(
-        Code::SandboxNotRunning,
-        format!("sandbox {sandbox} is not running, so it takes no commands"),
-    )
 }
 
 /// Waits until the command's progress is as wanted, for `limit` at most.

@@ -51,10 +51,7 @@ impl EmptyDisks {
         }
         let far = original.metadata().map_err(failed())?.dev() != target.metadata().map_err(failed())?.dev();
         let source = if far { self.near(mib, &original).map_err(failed())? } else { original };
-        if ioctl_ficlone(target, &source).is_ok() {
-            return Ok(());
-        }
-        copy_sparse(&source, target).map_err(failed())
+        clone_file(&source, target).map_err(failed())
     }
 
     /// The copy on this file system, made anew when the original has changed.
@@ -81,6 +78,11 @@ impl EmptyDisks {
         }
         copied
     }
+}
+
+/// Makes an empty file the same as another: sharing its blocks where the file system can, with its holes elsewhere.
+pub fn clone_file(source: &File, target: &File) -> io::Result<()> {
+    if ioctl_ficlone(target, source).is_ok() { Ok(()) } else { copy_sparse(source, target) }
 }
 
 fn name(mib: u32) -> String {

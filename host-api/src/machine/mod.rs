@@ -7,21 +7,28 @@ mod cgroup;
 mod dir;
 mod disk;
 mod monitor;
+mod network;
 mod process;
+mod saved;
+mod spawn;
 pub use dir::{log_path, spool_path};
+pub use saved::SavedMachine;
 
 pub mod real;
 #[cfg(test)]
 pub mod simulated;
 
+use self::monitor::Ask;
 use crate::ids::SandboxId;
 use crate::lifecycle::{Reason, Scope};
 use async_trait::async_trait;
+use bivouac_protocol::monitor::{FromMonitor, ToMonitor};
 use std::collections::BTreeSet;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 
 /// A connection to an agent.
 pub trait Channel: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -38,6 +45,8 @@ pub struct MachineSpec {
     pub cid: u32,
     /// The template's root image.
     pub root: PathBuf,
+    /// Taken up instead of booted: then processors and memory are those it was saved with.
+    pub saved: Option<SavedMachine>,
     /// Appended to the guest kernel's command line.
     pub cmdline: String,
 }
@@ -86,6 +95,7 @@ impl MachineEnd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Booted {
     pub configured_us: u64,
+    pub jailed_us: u64,
     pub vm_created_us: u64,
     pub booted_us: u64,
 }
@@ -95,11 +105,27 @@ pub struct Booted {
 pub struct Machine {
     end: watch::Receiver<Option<MachineEnd>>,
     booted: watch::Receiver<Option<Booted>>,
+    asks: mpsc::Sender<Ask>,
 }
 
 impl Machine {
-    pub fn new(end: watch::Receiver<Option<MachineEnd>>, booted: watch::Receiver<Option<Booted>>) -> Self {
-        Self { end, booted }
+    pub fn new(
+        end: watch::Receiver<Option<MachineEnd>>,
+        booted: watch::Receiver<Option<Booted>>,
+        asks: mpsc::Sender<Ask>,
+    ) -> Self {
+        Self { end, booted, asks }
+    }
+
+    /// Asks the monitor for something that has one answer.
+    pub async fn ask(&self, what: ToMonitor, files: Vec<OwnedFd>) -> Result<FromMonitor, MachineError> {
+        let gone = || MachineError::Refused("the monitor is gone".to_owned());
+        let (reply, answer) = oneshot::channel();
+        self.asks.send(Ask { what, files, reply }).await.map_err(|_| gone())?;
+        match answer.await.map_err(|_| gone())? {
+            FromMonitor::Refused { detail } => Err(MachineError::Refused(detail)),
+            answer => Ok(answer),
+        }
     }
 
     /// Waits for its end. The process is reaped when this returns.

@@ -3,78 +3,23 @@
 //! The watch ends in one value, published when the process itself is gone. Nothing polls: the process is a pidfd, the
 //! connection a socket, and both wake the same task.
 
-use super::process;
+use super::process::{self, Exit};
 use super::{Booted, Machine, MachineEnd, MachineError};
 use crate::lifecycle::Reason;
-use bivouac_protocol::monitor::{self, FromMonitor, MAX_MESSAGE, StopReason, ToMonitor, fd};
-use command_fds::{CommandFdExt, FdMapping};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
-use std::fs::File;
-use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use bivouac_protocol::monitor::{self, FromMonitor, MAX_MESSAGE, StopReason, ToMonitor};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, send, sendmsg};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 
 /// How long a monitor that has said its last word may take to go.
 const LEAVE: Duration = Duration::from_secs(5);
-
-/// What a monitor inherits, in the order of [`fd`].
-#[derive(Debug)]
-pub struct Inheritance {
-    pub control: OwnedFd,
-    pub kernel: File,
-    pub root: File,
-    pub scratch: File,
-    pub cgroup: File,
-    pub lock: File,
-    pub log: File,
-}
-
-/// Starts the program with its descriptors and nothing else: no environment, no terminal, no standard input.
-pub fn spawn(program: &Path, parts: Inheritance) -> Result<(Child, OwnedFd), MachineError> {
-    let map = |parent_fd: OwnedFd, child_fd| FdMapping { parent_fd, child_fd };
-    let mut command = Command::new(program);
-    command
-        .env_clear()
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::from(parts.log))
-        .fd_mappings(vec![
-            map(parts.control, fd::CONTROL),
-            map(parts.kernel.into(), fd::KERNEL),
-            map(parts.root.into(), fd::ROOT),
-            map(parts.scratch.into(), fd::SCRATCH),
-            map(parts.cgroup.into(), fd::CGROUP),
-            map(parts.lock.into(), fd::LOCK),
-        ])
-        .map_err(|_| MachineError::Refused("two descriptors for the monitor have one number".to_owned()))?;
-    // SAFETY: setsid is async-signal-safe and touches no memory of this process.
-    unsafe {
-        command.pre_exec(|| {
-            rustix::process::setsid()?;
-            Ok(())
-        });
-    }
-    let mut child = command.spawn().map_err(MachineError::io(format!("starting {}", program.display())))?;
-    // It is our child and not reaped, so its number is still its own.
-    let pidfd = i32::try_from(child.id())
-        .map_err(|_| MachineError::Refused("a process id is out of range".to_owned()));
-    match pidfd.and_then(process::open) {
-        Ok(Some(pidfd)) => Ok((child, pidfd)),
-        failed => {
-            let _ = child.kill();
-            let _ = child.wait();
-            Err(failed.err().unwrap_or_else(|| MachineError::Refused("the monitor vanished".to_owned())))
-        }
-    }
-}
 
 /// Puts one message in the socket; it has room for it.
 pub fn say(control: &OwnedFd, message: &ToMonitor) -> Result<(), MachineError> {
@@ -84,39 +29,67 @@ pub fn say(control: &OwnedFd, message: &ToMonitor) -> Result<(), MachineError> {
     Ok(())
 }
 
+/// The same, with descriptors that go along.
+fn say_with(control: &OwnedFd, message: &ToMonitor, files: &[OwnedFd]) -> Result<(), MachineError> {
+    let packet = monitor::encode(message)
+        .map_err(|e| MachineError::Refused(format!("a message for the monitor could not be written: {e}")))?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut along = SendAncillaryBuffer::new(&mut space);
+    let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+    if !files.is_empty() && !along.push(SendAncillaryMessage::ScmRights(&files)) {
+        return Err(MachineError::Refused("too many descriptors for one message".to_owned()));
+    }
+    sendmsg(control, &[IoSlice::new(&packet)], &mut along, SendFlags::NOSIGNAL)
+        .map_err(MachineError::os("speaking to the monitor"))?;
+    Ok(())
+}
+
 /// Asked once the monitor is dead.
 pub type OomKilled = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// A monitor as the watch sees it.
 pub struct Watched {
     pub pidfd: Arc<OwnedFd>,
-    /// Present if it is our own child, and ours to reap.
-    pub child: Option<Child>,
+    /// It is our own child, and ours to reap.
+    pub ours: bool,
     pub control: OwnedFd,
     /// Whether the kernel killed it for want of memory.
     pub oom_killed: OomKilled,
 }
 
-/// Watches a monitor to its end in a task of its own.
+/// Something to ask of a monitor, and where its answer goes.
+#[derive(Debug)]
+pub struct Ask {
+    pub what: ToMonitor,
+    pub files: Vec<OwnedFd>,
+    pub reply: oneshot::Sender<FromMonitor>,
+}
+
+/// Requests under way at once, for one monitor.
+const ASKS: usize = 8;
+
+/// Watches a monitor to its end in a task of its own, which also asks it what is to be asked.
 pub fn watch(watched: Watched, name: String) -> Result<Machine, MachineError> {
     let failed = || MachineError::io(format!("watching the monitor of {name}"));
     let alive = readable(watched.pidfd.try_clone().map_err(failed())?).map_err(failed())?;
     let control = readable(watched.control).map_err(failed())?;
-    let (mut child, oom_killed) = (watched.child, watched.oom_killed);
+    let (ours, oom_killed) = (watched.ours, watched.oom_killed);
     let (end_tx, end_rx) = watch::channel(None);
     let (booted_tx, booted_rx) = watch::channel(None);
+    let (ask_tx, ask_rx) = mpsc::channel(ASKS);
     tokio::spawn(async move {
-        let said = converse(&control, &alive, &booted_tx).await;
+        let said = converse(&control, &alive, &booted_tx, ask_rx).await;
         if said.is_some() && tokio::time::timeout(LEAVE, gone(&alive)).await.is_err() {
             process::kill_pidfd(alive.get_ref());
         }
         gone(&alive).await;
-        let status = child.as_mut().and_then(|child| child.wait().ok());
+        let status = if ours { process::reap(alive.get_ref()) } else { None };
         let end = ending(said, status, oom_killed());
-        tracing::info!(sandbox = %name, ?end, "monitor ended");
+        // Whether that is a fault is not known here: a release kills it as well. Whoever it takes by surprise says so.
+        tracing::debug!(sandbox = %name, ?end, "monitor ended");
         end_tx.send_replace(Some(end));
     });
-    Ok(Machine::new(end_rx, booted_rx))
+    Ok(Machine::new(end_rx, booted_rx, ask_tx))
 }
 
 fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
@@ -133,7 +106,7 @@ async fn gone(alive: &AsyncFd<OwnedFd>) {
     }
 }
 
-fn ending(said: Option<FromMonitor>, status: Option<ExitStatus>, oom_killed: bool) -> MachineEnd {
+fn ending(said: Option<FromMonitor>, status: Option<Exit>, oom_killed: bool) -> MachineEnd {
     match said {
         Some(FromMonitor::Failed { detail }) if cid_taken(&detail) => MachineEnd::CidTaken,
         Some(FromMonitor::Failed { detail }) => MachineEnd::Ended(Reason::new("boot_failed", detail)),
@@ -158,43 +131,68 @@ fn stopped(reason: StopReason) -> Reason {
     }
 }
 
-fn silent(status: Option<ExitStatus>, oom_killed: bool) -> Reason {
+fn silent(status: Option<Exit>, oom_killed: bool) -> Reason {
     if oom_killed {
         return Reason::new(
             "host_memory_limit",
             "the machine went over its memory limit on the host and was killed",
         );
     }
-    match status.map(|status| (status.signal(), status.code())) {
-        Some((Some(signal), _)) => {
+    match status {
+        Some(Exit::Signal(signal)) => {
             Reason::new("monitor_killed", format!("the monitor was killed by signal {signal}"))
         }
-        Some((None, Some(code))) => {
+        Some(Exit::Code(VIOLATION)) => Reason::new(
+            "jail_violation",
+            "the monitor made a system call that its jail forbids; the sandbox's log has the number",
+        ),
+        Some(Exit::Code(code)) => {
             Reason::new("monitor_exited", format!("the monitor exited with code {code}"))
         }
-        _ => Reason::new("monitor_killed", "the monitor's process ended without a word"),
+        None => Reason::new("monitor_killed", "the monitor's process ended without a word"),
     }
 }
+
+/// Exit code of a monitor whose system call filter was hit: 128 and the number of `SIGSYS`.
+const VIOLATION: i32 = 159;
 
 /// Hears the monitor out: to its last message, the end of the connection, or the end of the process.
 async fn converse(
     control: &AsyncFd<OwnedFd>,
     alive: &AsyncFd<OwnedFd>,
     booted: &watch::Sender<Option<Booted>>,
+    mut asks: mpsc::Receiver<Ask>,
 ) -> Option<FromMonitor> {
+    // Who waits for an answer, in the order of the questions, which is that of the answers.
+    let mut waiting: VecDeque<oneshot::Sender<FromMonitor>> = VecDeque::new();
+    let mut asking = true;
     loop {
         let heard = tokio::select! {
             biased;
             heard = control.async_io(Interest::READABLE, receive) => heard,
             // Its last word may still lie in the socket.
             () = gone(alive) => return last_word(control.get_ref()),
+            ask = asks.recv(), if asking && waiting.len() < ASKS => {
+                match ask {
+                    // Whoever asked learns by the dropped reply that nothing was asked.
+                    Some(ask) => if say_with(control.get_ref(), &ask.what, &ask.files).is_ok() {
+                        waiting.push_back(ask.reply);
+                    },
+                    None => asking = false,
+                }
+                continue;
+            }
         };
         match heard {
-            Ok(Some(FromMonitor::Booted { configured_us, vm_created_us, booted_us })) => {
-                booted.send_replace(Some(Booted { configured_us, vm_created_us, booted_us }));
+            Ok(Some(FromMonitor::Booted { configured_us, jailed_us, vm_created_us, booted_us })) => {
+                booted.send_replace(Some(Booted { configured_us, jailed_us, vm_created_us, booted_us }));
             }
-            Ok(Some(FromMonitor::Status { .. })) => {}
             Ok(Some(last @ (FromMonitor::Stopped(_) | FromMonitor::Failed { .. }))) => return Some(last),
+            Ok(Some(answer)) => {
+                if let Some(reply) = waiting.pop_front() {
+                    let _ = reply.send(answer);
+                }
+            }
             Ok(None) => return None,
             Err(cause) => {
                 tracing::debug!(%cause, "control connection broken");
@@ -226,6 +224,14 @@ fn last_word(control: &OwnedFd) -> Option<FromMonitor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
+
+    /// A child for the watch to reap.
+    #[allow(clippy::zombie_processes)]
+    fn child(program: &str, argument: &str) -> Arc<OwnedFd> {
+        let child = Command::new(program).arg(argument).spawn().unwrap();
+        Arc::new(process::open(i32::try_from(child.id()).unwrap()).unwrap().unwrap())
+    }
 
     #[test]
     fn a_taken_address_is_told_from_other_failures() {
@@ -236,8 +242,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_end_of_a_process_that_says_nothing_is_told_by_its_status() {
-        let child = Command::new("/bin/sleep").arg("60").spawn().unwrap();
-        let pidfd = Arc::new(process::open(i32::try_from(child.id()).unwrap()).unwrap().unwrap());
+        let pidfd = child("/bin/sleep", "60");
         let (ours, _theirs) = rustix::net::socketpair(
             rustix::net::AddressFamily::UNIX,
             rustix::net::SocketType::SEQPACKET,
@@ -245,12 +250,8 @@ mod tests {
             None,
         )
         .unwrap();
-        let watched = Watched {
-            pidfd: Arc::clone(&pidfd),
-            child: Some(child),
-            control: ours,
-            oom_killed: Box::new(|| false),
-        };
+        let watched =
+            Watched { pidfd: Arc::clone(&pidfd), ours: true, control: ours, oom_killed: Box::new(|| false) };
         let mut machine = watch(watched, "test".to_owned()).unwrap();
         process::kill_pidfd(&pidfd);
         let end = machine.ended().await;
@@ -262,8 +263,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_monitor_s_last_word_is_heard_although_it_has_gone() {
-        let child = Command::new("/bin/true").spawn().unwrap();
-        let pidfd = Arc::new(process::open(i32::try_from(child.id()).unwrap()).unwrap().unwrap());
+        let pidfd = child("/bin/true", "");
         let (ours, theirs) = rustix::net::socketpair(
             rustix::net::AddressFamily::UNIX,
             rustix::net::SocketType::SEQPACKET,
@@ -271,13 +271,13 @@ mod tests {
             None,
         )
         .unwrap();
-        let booted = FromMonitor::Booted { configured_us: 1, vm_created_us: 2, booted_us: 3 };
+        let booted = FromMonitor::Booted { configured_us: 1, jailed_us: 1, vm_created_us: 2, booted_us: 3 };
         let word = FromMonitor::Stopped(StopReason::GuestCrash { detail: "triple fault".to_owned() });
         for message in [booted, word] {
             send(&theirs, &monitor::encode(&message).unwrap(), SendFlags::empty()).unwrap();
         }
         drop(theirs);
-        let watched = Watched { pidfd, child: Some(child), control: ours, oom_killed: Box::new(|| false) };
+        let watched = Watched { pidfd, ours: true, control: ours, oom_killed: Box::new(|| false) };
         let mut machine = watch(watched, "test".to_owned()).unwrap();
         assert_eq!(machine.ended().await, MachineEnd::Ended(Reason::new("guest_crashed", "triple fault")));
         assert_eq!(machine.booted().map(|b| b.booted_us), Some(3));

@@ -2,9 +2,11 @@
 
 use super::MachineError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+};
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -35,6 +37,27 @@ pub fn wait(pidfd: &OwnedFd, patience: Duration) -> bool {
     let timeout = Timespec::try_from(patience).ok();
     let mut polled = [PollFd::new(pidfd, PollFlags::IN)];
     matches!(poll(&mut polled, timeout.as_ref()), Ok(n) if n > 0)
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    Code(i32),
+    Signal(i32),
+}
+
+/// Waits for a child of ours to end and takes its status. None: it is not ours, or somebody took it.
+pub fn reap(pidfd: &OwnedFd) -> Option<Exit> {
+    loop {
+        match waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED) {
+            Ok(Some(status)) => {
+                let signal = status.terminating_signal().map(Exit::Signal);
+                return status.exit_status().map(Exit::Code).or(signal);
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Ok(None) | Err(_) => return None,
+        }
+    }
 }
 
 /// Every process that has the file open: the last resort to find a monitor that is in no cgroup yet.

@@ -2,15 +2,16 @@
 
 use super::cgroup::{Cgroups, HEADROOM_MIB};
 use super::dir::{SandboxDir, SandboxDirs};
-use super::disk::EmptyDisks;
-use super::monitor::{self, Inheritance, Watched};
-use super::{BoxChannel, Machine, MachineError, MachineSpec, Machines, process};
+use super::disk::{EmptyDisks, clone_file};
+use super::monitor::{self, Watched};
+use super::spawn::{Inheritance, spawn};
+use super::{BoxChannel, Machine, MachineError, MachineSpec, Machines, network, process, saved};
 use crate::ids::SandboxId;
 use crate::lifecycle::Scope;
 use crate::sync::lock;
 use async_trait::async_trait;
 use bivouac_protocol::agent::AGENT_PORT;
-use bivouac_protocol::monitor::{BootConfig, ToMonitor, VERSION};
+use bivouac_protocol::monitor::{BootConfig, Jail, RestoreConfig, ToMonitor, VERSION};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
@@ -47,6 +48,8 @@ struct Inner {
     dirs: SandboxDirs,
     cgroups: Cgroups,
     disks: EmptyDisks,
+    /// Where monitors are that reach nothing.
+    network: OwnedFd,
     /// Monitors this daemon knows: a monitor joins its cgroup late, and until then this is the only hold on it.
     known: Mutex<HashMap<SandboxId, Arc<OwnedFd>>>,
 }
@@ -57,8 +60,9 @@ impl RealMachines {
             .map_err(MachineError::io("making the folder of sandboxes"))?;
         let cgroups = Cgroups::new(&settings.instance)?;
         let disks = EmptyDisks::new(settings.prefix.join("scratch"), settings.data_dir.join("disks"));
+        let network = network::empty().map_err(MachineError::io("making an empty network namespace"))?;
         let known = Mutex::new(HashMap::new());
-        Ok(Self { inner: Arc::new(Inner { settings, dirs, cgroups, disks, known }) })
+        Ok(Self { inner: Arc::new(Inner { settings, dirs, cgroups, disks, network, known }) })
     }
 
     async fn blocking<T: Send + 'static>(
@@ -84,7 +88,11 @@ impl Inner {
         let dir = self.dirs.create(&spec.id)?;
         dir.make_commands()?;
         let scratch = dir.new_scratch()?;
-        self.disks.clone_into(spec.disk_mib, &scratch)?;
+        match &spec.saved {
+            None => self.disks.clone_into(spec.disk_mib, &scratch)?,
+            Some(saved) => clone_file(&open(&saved.disk())?, &scratch)
+                .map_err(MachineError::io(format!("copying {}", saved.disk().display())))?,
+        }
         self.cgroups.create(&spec.id, spec.memory_mib)
     }
 
@@ -96,33 +104,63 @@ impl Inner {
                 spec.id
             ))
         })?;
-        let open =
-            |path: &Path| File::open(path).map_err(MachineError::io(format!("opening {}", path.display())));
         let listener = dir.listen()?;
         // Connected and spoken to before the monitor exists: it finds its orders when it first looks.
         let control =
             dir.connect()?.ok_or_else(|| MachineError::Refused("the control socket vanished".to_owned()))?;
+        let device = |path: &str| {
+            File::options()
+                .read(true)
+                .write(true)
+                .open(path)
+                .map_err(MachineError::io(format!("opening {path}")))
+        };
+        let (kernel, saved) = match &spec.saved {
+            None => (Some(open(&self.settings.prefix.join("kernel/vmlinux"))?), None),
+            Some(saved) => (None, Some((open(&saved.state())?, open(&saved.memory())?))),
+        };
         let parts = Inheritance {
             control: listener,
-            kernel: open(&self.settings.prefix.join("kernel/vmlinux"))?,
+            kernel,
             root: open(&spec.root)?,
             scratch: dir.scratch()?,
             cgroup: self.cgroups.procs(&spec.id)?,
             lock,
+            kvm: device("/dev/kvm")?,
+            vsock: device("/dev/vhost-vsock")?,
+            network: self
+                .network
+                .try_clone()
+                .map_err(MachineError::io("copying the network namespace's descriptor"))?,
+            saved,
             log: dir.log()?,
         };
-        let boot = ToMonitor::Boot(BootConfig {
-            version: VERSION,
-            vcpus: spec.vcpus,
-            memory_mib: spec.memory_mib,
-            cid: spec.cid,
-            cmdline: spec.cmdline.clone(),
-            console: self.settings.console,
-            network: None,
-        });
-        monitor::say(&control, &boot)?;
-        let (child, pidfd) = monitor::spawn(&self.settings.prefix.join("bin/bivouac-vmm"), parts)?;
-        Ok(Watched { pidfd: Arc::new(pidfd), child: Some(child), control, oom_killed: Box::new(|| false) })
+        monitor::say(&control, &self.orders(spec))?;
+        let child = spawn(&self.settings.prefix.join("bin/bivouac-vmm"), parts)?;
+        Ok(Watched { pidfd: Arc::new(child.pidfd), ours: true, control, oom_killed: Box::new(|| false) })
+    }
+
+    fn orders(&self, spec: &MachineSpec) -> ToMonitor {
+        let jail = jail(spec.cid);
+        match &spec.saved {
+            None => ToMonitor::Boot(BootConfig {
+                version: VERSION,
+                jail,
+                vcpus: spec.vcpus,
+                memory_mib: spec.memory_mib,
+                cid: spec.cid,
+                cmdline: spec.cmdline.clone(),
+                console: self.settings.console,
+                network: None,
+            }),
+            Some(saved) => ToMonitor::Restore(RestoreConfig {
+                version: VERSION,
+                jail,
+                cid: spec.cid,
+                verify: saved.verify,
+                network: None,
+            }),
+        }
     }
 
     fn find(&self, id: &SandboxId) -> Result<Option<Watched>, MachineError> {
@@ -132,7 +170,9 @@ impl Inner {
         }
         let Some(pidfd) = self.member(id)? else { return Ok(None) };
         let Some(control) = dir.connect()? else { return Ok(None) };
-        Ok(Some(Watched { pidfd: Arc::new(pidfd), child: None, control, oom_killed: Box::new(|| false) }))
+        // An earlier daemon may have been killed while it had the machine paused. One that runs takes no notice.
+        monitor::say(&control, &ToMonitor::Resume)?;
+        Ok(Some(Watched { pidfd: Arc::new(pidfd), ours: false, control, oom_killed: Box::new(|| false) }))
     }
 
     /// A pidfd of the process in the sandbox's cgroup, and in it still once the descriptor is open.
@@ -194,6 +234,15 @@ fn evict(id: &SandboxId, dir: &SandboxDir) -> Result<(), MachineError> {
     Ok(())
 }
 
+impl RealMachines {
+    /// Writes a running machine to a new folder: its memory, its state and its disk, all of one moment. The folder is
+    /// there whole or not at all. Meanwhile the machine is paused, and runs again when this returns.
+    pub async fn save(&self, id: &SandboxId, machine: &Machine, folder: &Path) -> Result<(), MachineError> {
+        let scratch = self.inner.open(id)?.scratch()?;
+        saved::save(machine, scratch, folder).await
+    }
+}
+
 #[async_trait]
 impl Machines for RealMachines {
     async fn prepare(&self, spec: &MachineSpec) -> Result<(), MachineError> {
@@ -248,6 +297,19 @@ impl Machines for RealMachines {
             .unwrap_or(0);
         (total / 1024).saturating_sub(HOST_RESERVE_MIB)
     }
+}
+
+/// First user and group of monitors; far above what systems give to people and services.
+const FIRST_UID: u32 = 1_600_000_000;
+
+/// A user for each guest address, since no two live machines of a host share one.
+fn jail(cid: u32) -> Jail {
+    let id = FIRST_UID + cid % 400_000_000;
+    Jail { uid: id, gid: id }
+}
+
+fn open(path: &Path) -> Result<File, MachineError> {
+    File::open(path).map_err(MachineError::io(format!("opening {}", path.display())))
 }
 
 /// What one machine takes of the host's memory at most, in MiB.

@@ -8,7 +8,7 @@ use crate::lifecycle::{Reason, Scope};
 use crate::sync::lock;
 use async_trait::async_trait;
 use bivouac_protocol::agent::{
-    Configure, Ended, FileInfo, Hello, More, Open, Outcome, Refusal, Reply, Request, StartCommand,
+    Configure, Ended, FileInfo, Hello, Limit, More, Open, Outcome, Refusal, Reply, Request, StartCommand,
     StartFailure, StartFailureKind, Stream, VERSION,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -65,6 +65,7 @@ struct Run {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
     ended: Option<Outcome>,
+    limits_hit: Vec<Limit>,
 }
 
 impl Simulated {
@@ -111,7 +112,7 @@ impl Simulated {
 
 async fn announce(announcements: Announcements, guest: Arc<Guest>) {
     let (host, mut ours) = tokio::io::duplex(1 << 20);
-    announcements.arrived(guest.cid, || Some(Box::new(host)));
+    announcements.arrived(guest.cid, Box::new(host));
     let hello = Hello { version: VERSION, boot_id: guest.boot_id.clone(), uptime_us: 1_000 };
     let done = async {
         wire::send(&mut ours, &hello).await?;
@@ -165,13 +166,13 @@ impl Machines for Simulated {
             tokio::spawn(announce(self.announcements.clone(), guest));
         }
         drop(booted_keep);
-        Ok(Machine::new(ended, booted))
+        Ok(Machine::new(ended, booted, nobody()))
     }
 
     async fn find(&self, id: &SandboxId) -> Result<Option<Machine>, MachineError> {
         let guest = lock(&self.world).machines.get(id).cloned();
         let booted = watch::channel(None).1;
-        Ok(guest.map(|guest| Machine::new(guest.end.subscribe(), booted)))
+        Ok(guest.map(|guest| Machine::new(guest.end.subscribe(), booted, nobody())))
     }
 
     async fn release(&self, id: &SandboxId, scope: Scope) -> Result<(), MachineError> {
@@ -360,6 +361,7 @@ impl Guest {
                     user_us: 10,
                     system_us: 20,
                     max_rss_kib: 30,
+                    limits_hit: now.limits_hit,
                 };
                 wire::send(&mut channel, &Reply::Ended(ended)).await?;
                 while !matches!(wire::receive(&mut channel).await?, More::Release) {}
@@ -386,6 +388,10 @@ impl Guest {
     }
 
     async fn read_file(&self, mut channel: tokio::io::DuplexStream, path: String) -> Served {
+        if path.starts_with("/dev/") {
+            let refusal = Refusal::NotRegular { detail: "it is a device, not a regular file".to_owned() };
+            return wire::send(&mut channel, &Reply::Refused(refusal)).await;
+        }
         let content = lock(&self.files).get(&path).cloned();
         let Some(content) = content else {
             let refusal = Refusal::File { errno: 2, detail: "no such file or directory".to_owned() };
@@ -410,14 +416,21 @@ fn behave(start: &StartCommand, stdin: &[u8]) -> Run {
         }
         ["cat"] => Run { stdout: stdin.to_vec(), ended: exited(0), ..Run::default() },
         ["exit", code] => Run { ended: exited(code.parse().unwrap()), ..Run::default() },
-        ["both"] => Run { stdout: b"out".to_vec(), stderr: b"err".to_vec(), ended: exited(0) },
+        ["both"] => {
+            Run { stdout: b"out".to_vec(), stderr: b"err".to_vec(), ended: exited(0), ..Run::default() }
+        }
         ["binary"] => Run { stdout: vec![0xff, 0, 0xfe], ended: exited(0), ..Run::default() },
         ["bytes", n] => {
             let stdout =
                 (0..n.parse::<u32>().unwrap()).map(|i| b'a' + u8::try_from(i % 26).unwrap()).collect();
             Run { stdout, ended: exited(0), ..Run::default() }
         }
-        ["oom"] => Run { ended: Some(Outcome::Signaled { signal: 9, oom_killed: true }), ..Run::default() },
+        ["oom"] => Run {
+            ended: Some(Outcome::Signaled { signal: 9, oom_killed: true }),
+            limits_hit: vec![Limit::Memory],
+            ..Run::default()
+        },
+        ["fork"] => Run { ended: exited(2), limits_hit: vec![Limit::Pids], ..Run::default() },
         ["sleep" | "wait", ..] => Run { stdout: b"before\n".to_vec(), ..Run::default() },
         _ => Run {
             ended: Some(Outcome::StartFailed(StartFailure {
@@ -427,4 +440,9 @@ fn behave(start: &StartCommand, stdin: &[u8]) -> Run {
             ..Run::default()
         },
     }
+}
+
+/// A monitor that is never asked anything.
+fn nobody() -> tokio::sync::mpsc::Sender<super::monitor::Ask> {
+    tokio::sync::mpsc::channel(1).0
 }

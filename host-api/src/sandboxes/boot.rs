@@ -70,6 +70,7 @@ pub(super) fn spec(daemon: &Daemon, row: &SandboxRow, template: &Template) -> Op
         disk_mib: u32::try_from(row.disk_mib).ok()?,
         cid: u32::try_from(row.cid?).ok()?,
         root: template.image.clone(),
+        saved: None,
         cmdline: format!("{PORT_PARAMETER}={}", daemon.port),
     })
 }
@@ -124,7 +125,11 @@ async fn boot_once(
         let what = || configuration(row, template, &spec.id);
         let hello = match heard {
             None => Err(AgentError::Protocol("the announcement was lost".to_owned())),
-            Some(Heard::Announcement(mut channel)) => agent::configure(&mut channel, what).await,
+            Some(Heard::Announcement(mut channel)) => {
+                let hello = agent::configure(&mut channel, what).await;
+                daemon.announcements.keep(spec.cid, channel);
+                hello
+            }
             Some(Heard::Answer { boot_id }) => {
                 let configured = daemon.agents.configure(spec.cid, what()).await;
                 configured.map(|()| Hello { version: AGENT_VERSION, boot_id, uptime_us: 0 })

@@ -118,6 +118,7 @@ fn unaddressed(id: &SandboxId, request: &CreateRequest) -> MachineSpec {
         disk_mib: request.disk_mib,
         cid: 0,
         root: request.template.image.clone(),
+        saved: None,
         cmdline: String::new(),
     }
 }
@@ -142,8 +143,10 @@ fn new_row(daemon: &Daemon, id: &SandboxId, request: &CreateRequest) -> NewSandb
     }
 }
 
-/// Waits for a creation to come out, whoever began it.
-pub async fn creation_result(daemon: &Daemon, row: SandboxRow) -> Result<SandboxRow, Problem> {
+/// Waits for a creation to come out, whoever began it. A retry finds the sandbox as it is by now, even if that is
+/// deleted: it made one, and the request id stands for that one and no other.
+pub async fn creation_result(daemon: &Daemon, created: Created) -> Result<SandboxRow, Problem> {
+    let Created { row, replayed } = created;
     let live = SandboxId::parse(&row.id).and_then(|id| daemon.live(&id));
     if let Some(live) = live {
         live.until(|view: &View| view.state != State::Creating).await;
@@ -154,7 +157,7 @@ pub async fn creation_result(daemon: &Daemon, row: SandboxRow) -> Result<Sandbox
             let detail = row.failure_detail.as_deref().unwrap_or("the reason is not known");
             Problem::new(Code::SandboxFailed, format!("sandbox {} failed: {detail}", row.id))
         }
-        Some(State::Deleting | State::Deleted) => {
+        Some(State::Deleting | State::Deleted) if !replayed => {
             Problem::new(Code::SandboxNotRunning, format!("sandbox {} was deleted", row.id))
         }
         _ => return Ok(row),

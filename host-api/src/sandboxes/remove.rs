@@ -21,7 +21,14 @@ pub async fn delete(
     details: Details,
 ) -> Result<Option<SandboxRow>, Problem> {
     let input = Input::Delete { at: daemon.clock.now(), reason };
-    let Some(applied) = daemon.store.apply(id.as_str(), &input, details).await? else { return Ok(None) };
+    let applied = match daemon.store.apply(id.as_str(), &input, details.clone()).await {
+        // What frees room must not be refused for want of it.
+        Err(cause) if cause.disk_full() && daemon.reserve.give_up() => {
+            daemon.store.apply(id.as_str(), &input, details).await?
+        }
+        applied => applied?,
+    };
+    let Some(applied) = applied else { return Ok(None) };
     // The sandbox's task sees it here and releases everything.
     if let Some(live) = daemon.live(id) {
         live.publish(&applied.row);

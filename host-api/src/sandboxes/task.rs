@@ -8,6 +8,7 @@ use crate::machine::{Machine, MachineEnd, MachineError};
 use crate::metrics::Metrics;
 use crate::store::{Applied, Details, SandboxRow};
 use crate::templates::Template;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -75,6 +76,8 @@ async fn apply(
                 }
                 return applied;
             }
+            // Somebody may be waiting for this, and it may be what frees room.
+            Err(cause) if cause.disk_full() && daemon.reserve.give_up() => {}
             Err(cause) => {
                 tracing::error!(sandbox = %live.id, %cause, "a state could not be stored; trying again");
                 tokio::time::sleep(wait).await;
@@ -120,7 +123,7 @@ async fn create_machine(daemon: &Daemon, live: &Live, mut work: Boot) -> Work {
     };
     work.phases.prepare_us = Some(took);
     if let Err(cause) = prepared {
-        return fail(daemon, live, Reason::new("host_error", cause.to_string()), false).await;
+        return fail(daemon, live, host_reason(&cause), false).await;
     }
     if live.view().deleted {
         return Work::Release(Scope::Everything);
@@ -140,6 +143,16 @@ async fn create_machine(daemon: &Daemon, live: &Live, mut work: Boot) -> Work {
             let input = Input::Usable { at: daemon.clock.now() };
             follow(apply(daemon, live, &input, details).await, Work::Watch(machine))
         }
+    }
+}
+
+/// Why the host could not give a machine what it stands on.
+fn host_reason(cause: &MachineError) -> Reason {
+    match cause {
+        MachineError::Io { cause: why, .. } if why.kind() == ErrorKind::StorageFull => {
+            Reason::new("host_disk_full", format!("{cause}; make room on the host, then create another"))
+        }
+        _ => Reason::new("host_error", cause.to_string()),
     }
 }
 
@@ -229,12 +242,37 @@ async fn release(daemon: &Daemon, live: &Live, scope: Scope) -> Option<Work> {
             }
         }
     };
+    let what = match scope {
+        Scope::Machine => "its machine has ended, and what that held is released",
+        Scope::Everything => "deleted as asked: its machine has ended, and everything it held is released",
+    };
+    tracing::info!(sandbox = %live.id, "{what}");
     let input = Input::Released { at: daemon.clock.now(), scope };
     let applied = apply(daemon, live, &input, Details::default).await;
     daemon.admission.free(&live.id);
+    keep_reserve(daemon).await;
     match applied {
         None => None,
         Some(applied) if applied.row.released_at.is_some() => None,
         Some(applied) => Some(follow(Some(applied), Work::Idle)),
+    }
+}
+
+/// There may be room for it again.
+async fn keep_reserve(daemon: &Daemon) {
+    let reserve = daemon.reserve.clone();
+    let _ = tokio::task::spawn_blocking(move || reserve.keep()).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_of_the_host_is_a_reason_of_its_own() {
+        let io = |kind: ErrorKind| MachineError::io("copying the disk")(kind.into());
+        assert_eq!(host_reason(&io(ErrorKind::StorageFull)).code, "host_disk_full");
+        assert_eq!(host_reason(&io(ErrorKind::NotFound)).code, "host_error");
+        assert_eq!(host_reason(&MachineError::Refused("no".to_owned())).code, "host_error");
     }
 }

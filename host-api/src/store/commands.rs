@@ -2,7 +2,7 @@
 
 use super::meta::unknown;
 use super::{NewEvent, Result, SandboxRow, Store, Tx, events};
-use crate::lifecycle::{LossReason, UnixMs};
+use crate::lifecycle::{LossReason, State, UnixMs};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
@@ -55,6 +55,16 @@ impl CommandStatus {
     }
 }
 
+/// What a command ran out of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitHit {
+    /// The guest's kernel ended a process of it for want of memory.
+    Memory,
+    /// The guest's kernel refused it a process or thread.
+    Pids,
+}
+
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct CommandRow {
     pub seq: i64,
@@ -86,9 +96,18 @@ pub struct CommandRow {
     pub user_us: Option<i64>,
     pub system_us: Option<i64>,
     pub max_rss_kib: Option<i64>,
+    /// JSON list of [`LimitHit`].
+    pub limits_hit: Option<String>,
 }
 
 impl CommandRow {
+    pub fn limits_hit(&self) -> Result<Vec<LimitHit>> {
+        match &self.limits_hit {
+            None => Ok(Vec::new()),
+            Some(text) => serde_json::from_str(text).map_err(|_| unknown("limits_hit", text)),
+        }
+    }
+
     pub fn status(&self) -> Result<CommandStatus> {
         CommandStatus::parse(&self.status).ok_or_else(|| unknown("status", &self.status))
     }
@@ -118,8 +137,8 @@ pub enum Accepted {
     New(CommandRow),
     /// The request id was used in this sandbox before; whether for the same request is the caller's to judge.
     Existing(CommandRow),
-    /// The sandbox takes no commands; nothing was written.
-    NotRunning,
+    /// The sandbox is in a state, this one, in which it takes no commands; nothing was written.
+    NotRunning(State),
     /// As many commands as may be are unfinished; nothing was written.
     TooMany,
 }
@@ -140,6 +159,7 @@ pub struct Finished {
     pub user_us: Option<u64>,
     pub system_us: Option<u64>,
     pub max_rss_kib: Option<u64>,
+    pub limits_hit: Vec<LimitHit>,
 }
 
 fn int(value: u64) -> i64 {
@@ -190,7 +210,14 @@ impl Store {
         .bind(new.at)
         .fetch_optional(&mut *tx)
         .await?;
-        let Some(row) = row else { return Ok(Accepted::NotRunning) };
+        let Some(row) = row else {
+            let state: Option<String> = sqlx::query_scalar("SELECT state FROM sandboxes WHERE id = $1")
+                .bind(&new.sandbox_id)
+                .fetch_optional(&mut *tx)
+                .await?;
+            let state = state.as_deref().map_or(Some(State::Deleted), State::parse);
+            return Ok(Accepted::NotRunning(state.ok_or_else(|| unknown("state", &new.sandbox_id))?));
+        };
         let event = NewEvent {
             org: &row.org,
             at: row.accepted_at,
@@ -224,7 +251,7 @@ impl Store {
         let row: Option<CommandRow> = sqlx::query_as(
             "UPDATE commands SET status = $2, ended_at = $3, started_at = COALESCE(started_at, $4), exit_code = $5, \
              signal = $6, termination_reason = $7, detail = $8, stdout_bytes = $9, stderr_bytes = $10, wall_us = $11, \
-             user_us = $12, system_us = $13, max_rss_kib = $14, env = NULL, stdin = NULL \
+             user_us = $12, system_us = $13, max_rss_kib = $14, limits_hit = $15, env = NULL, stdin = NULL \
              WHERE id = $1 AND status IN ('accepted', 'running') RETURNING *",
         )
         .bind(id)
@@ -241,6 +268,7 @@ impl Store {
         .bind(end.user_us.map(int))
         .bind(end.system_us.map(int))
         .bind(end.max_rss_kib.map(int))
+        .bind((!end.limits_hit.is_empty()).then(|| json!(end.limits_hit).to_string()))
         .fetch_optional(&mut *tx)
         .await?;
         let Some(row) = row else { return Ok(false) };
@@ -320,7 +348,7 @@ async fn ended_event(tx: &mut Tx, row: &CommandRow, at: UnixMs) -> Result<()> {
         command_id: Some(&row.id),
         data: json!({
             "status": row.status, "exit_code": row.exit_code, "signal": row.signal,
-            "termination_reason": row.termination_reason,
+            "termination_reason": row.termination_reason, "limits_hit": row.limits_hit()?,
         }),
         ..NewEvent::default()
     };

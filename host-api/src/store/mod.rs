@@ -12,7 +12,7 @@ mod sandboxes;
 #[cfg(test)]
 mod tests;
 
-pub use commands::{Accepted, CommandRow, CommandStatus, Finished, NewCommand};
+pub use commands::{Accepted, CommandRow, CommandStatus, Finished, LimitHit, NewCommand};
 pub use events::{EventRow, NewEvent, link};
 pub use keys::{KeyRow, NewKey};
 pub use sandboxes::{Applied, Details, NewSandbox, Reserved, SandboxRow};
@@ -20,7 +20,7 @@ pub use sandboxes::{Applied, Details, NewSandbox, Reserved, SandboxRow};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
-use sqlx::{Sqlite, Transaction};
+use sqlx::{Connection, Sqlite, Transaction};
 use std::path::Path;
 use std::time::Duration;
 
@@ -34,6 +34,20 @@ pub enum StoreError {
     Migrate(#[from] sqlx::migrate::MigrateError),
     #[error("store holds a value this version does not know: {0}")]
     Unknown(String),
+}
+
+impl StoreError {
+    /// Whether the disk has no room for what was to be written.
+    pub fn disk_full(&self) -> bool {
+        /// `SQLITE_FULL`, and `SQLITE_IOERR_SHMSIZE`: the index of the write-ahead log could not grow.
+        const NO_ROOM: [&str; 2] = ["13", "4874"];
+        match self {
+            Self::Database(sqlx::Error::Database(cause)) => {
+                cause.code().is_some_and(|code| NO_ROOM.contains(&code.as_ref()))
+            }
+            _ => false,
+        }
+    }
 }
 
 pub type Result<T> = std::result::Result<T, StoreError>;
@@ -61,6 +75,9 @@ impl Store {
             .idle_timeout(None)
             .max_lifetime(None)
             .test_before_acquire(false)
+            // SQLite may end a transaction by itself where a write fails (a full disk). The connection then counts one
+            // that is no longer there, and would begin no other: it makes way for a new one.
+            .before_acquire(|connection, _| Box::pin(async move { Ok(!connection.is_in_transaction()) }))
             .connect_with(options.clone())
             .await?;
         sqlx::migrate!("./migrations").run(&writer).await?;

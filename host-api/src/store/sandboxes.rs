@@ -103,7 +103,7 @@ pub enum Reserved {
 }
 
 /// What goes into the row along with a transition.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Details {
     pub phases: Option<String>,
     pub boot_id: Option<String>,

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ids::{CommandId, SandboxId};
-use crate::lifecycle::{DeletionReason, Input, Reason, Scope, World};
+use crate::lifecycle::{DeletionReason, Input, Reason, Scope, State, World};
 
 async fn store() -> (tempfile::TempDir, Store) {
     let dir = tempfile::tempdir().unwrap();
@@ -134,7 +134,8 @@ async fn metering_stops_in_the_transaction_of_the_release_with_the_accepted_time
 async fn a_request_id_is_accepted_once_and_only_by_a_sandbox_that_runs() {
     let (_dir, store) = store().await;
     let id = new(&store, None).await.id;
-    assert!(matches!(store.accept_command(&command(&id, "a"), 10).await.unwrap(), Accepted::NotRunning));
+    let early = store.accept_command(&command(&id, "a"), 10).await.unwrap();
+    assert!(matches!(early, Accepted::NotRunning(State::Creating)));
     put(&store, &id, Input::Usable { at: 2_000 }).await;
     let Accepted::New(first) = store.accept_command(&command(&id, "a"), 10).await.unwrap() else { panic!() };
     let again = store.accept_command(&command(&id, "a"), 10).await.unwrap();
@@ -177,8 +178,39 @@ async fn a_machine_that_dies_loses_its_unfinished_commands_in_the_same_transacti
         user_us: None,
         system_us: None,
         max_rss_kib: None,
+        limits_hit: Vec::new(),
     };
     assert!(!store.finish_command(&row.id, &end).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_disk_without_room_is_told_from_other_failures_and_nothing_of_the_write_stays() {
+    let (_dir, store) = store().await;
+    let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&store.writer).await.unwrap();
+    let limit = |pages: i64| sqlx::query(sqlx::AssertSqlSafe(format!("PRAGMA max_page_count = {pages}")));
+    limit(pages).execute(&store.writer).await.unwrap();
+    let big = NewSandbox { metadata: "x".repeat(100_000), ..sandbox(Some("a")) };
+    let full = store.reserve_sandbox(&big).await.unwrap_err();
+    assert!(full.disk_full(), "{full}");
+    assert_eq!(crate::error::Problem::from(full).code, crate::error::Code::HostDiskFull);
+    assert!(store.sandbox(&big.id).await.unwrap().is_none());
+    assert!(store.events("acme", None, 0, 10).await.unwrap().is_empty());
+
+    limit(1 << 30).execute(&store.writer).await.unwrap();
+    assert!(matches!(store.reserve_sandbox(&big).await.unwrap(), Reserved::New(_)), "there is room again");
+    assert!(!StoreError::Unknown("other".to_owned()).disk_full());
+}
+
+#[tokio::test]
+async fn a_transaction_that_the_database_ended_by_itself_does_not_stop_the_next() {
+    let (_dir, store) = store().await;
+    let mut tx = store.write().await.unwrap();
+    // As SQLite does it when a write to a full disk fails.
+    sqlx::query("ROLLBACK").execute(&mut *tx).await.unwrap();
+    assert!(tx.commit().await.is_err());
+    for _ in 0..3 {
+        new(&store, None).await;
+    }
 }
 
 #[tokio::test]

@@ -1,9 +1,15 @@
-//! Virtual processors: what they look like at the first instruction, and the loop that runs them.
+//! Virtual processors: what they look like at the first instruction, the loop that runs them on threads of their own,
+//! and what is saved of them.
 
 mod cpuid;
 mod msrs;
+mod processor;
 mod registers;
+mod state;
 mod vcpu;
 
+pub use cpuid::supported as supported_features;
+pub use processor::{Pausing, Processor};
 pub use registers::write_tables;
-pub use vcpu::{Exit, Vcpu};
+pub use state::{VcpuState, saved_msrs};
+pub use vcpu::{Exit, Surroundings, Vcpu};

@@ -49,6 +49,17 @@ async fn every_way_to_end_has_its_status_and_reason() {
     assert_eq!(late["stdout"]["text"], "before\n");
     let oom = host.run(&id, json!({"request_id": "o", "argv": ["oom"]})).await.json;
     assert_eq!((oom["signal"].as_i64(), oom["termination_reason"].as_str()), (Some(9), Some("oom_killed")));
+    assert_eq!(oom["limits_hit"], json!(["memory"]));
+    let forked = host.run(&id, json!({"request_id": "f", "argv": ["fork"]})).await.json;
+    assert_eq!((forked["status"].as_str(), forked["exit_code"].as_i64()), (Some("exited"), Some(2)));
+    assert_eq!(forked["limits_hit"], json!(["pids"]));
+    assert!(forked["detail"].as_str().unwrap().contains("refused it a process"), "{forked}");
+    let listed = host.get(&format!("/v1/sandboxes/{id}/commands")).await.json;
+    assert_eq!(listed["items"][3]["limits_hit"], json!(["pids"]));
+    assert!(listed["items"][0].get("limits_hit").is_none(), "nothing ran out");
+    let events = host.get(&format!("/v1/events?sandbox_id={id}")).await.json;
+    let last = events["items"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!((&last["kind"], &last["data"]["limits_hit"]), (&json!("command.ended"), &json!(["pids"])));
     assert_eq!(host.get(&format!("/v1/sandboxes/{id}")).await.json["state"], "running");
 }
 
@@ -281,44 +292,4 @@ async fn a_stream_follows_a_command_that_runs() {
     let (streamed, ()) = tokio::join!(host.get(&path), finishing);
     let text = String::from_utf8(streamed.bytes).unwrap();
     assert!(text.contains("before") && text.contains("after") && text.contains("event: end"), "{text}");
-}
-
-#[tokio::test]
-async fn files_go_in_and_out_byte_for_byte() {
-    let host = Host::new().await;
-    let id = host.sandbox().await;
-    let path = format!("/v1/sandboxes/{id}/files?path=/home/user/x");
-    let content: Vec<u8> = (0..300_000_u32).map(|i| (i % 251) as u8).collect();
-    let put = host.put(&format!("{path}&mode=0755"), content.clone()).await;
-    assert_eq!(put.status, 204, "{}", put.json);
-    let got = host.get(&path).await;
-    assert_eq!((got.bytes, &got.headers["content-length"]), (content, &"300000".parse().unwrap()));
-    assert_eq!(got.headers["bivouac-file-mode"], "0644");
-}
-
-#[tokio::test]
-async fn a_file_operation_fails_with_what_failed() {
-    let host = Host::new().await;
-    let id = host.sandbox().await;
-    let missing = host.get(&format!("/v1/sandboxes/{id}/files?path=/nowhere")).await;
-    assert_eq!((missing.status.as_u16(), missing.code()), (404, "file_not_found"));
-    let full = host.put(&format!("/v1/sandboxes/{id}/files?path=/full"), vec![7; 5 << 20]).await;
-    assert_eq!((full.status.as_u16(), full.code()), (507, "disk_full"));
-    let mode = host.put(&format!("/v1/sandboxes/{id}/files?path=/x&mode=99"), vec![]).await;
-    assert_eq!(mode.code(), "invalid_field");
-    assert_eq!(host.get(&format!("/v1/sandboxes/{id}/files")).await.code(), "invalid_query");
-}
-
-#[tokio::test]
-async fn an_upload_that_breaks_off_leaves_the_old_file() {
-    let host = Host::new().await;
-    let id = host.sandbox().await;
-    let path = format!("/v1/sandboxes/{id}/files?path=/x");
-    host.put(&path, b"old".to_vec()).await;
-    let pieces = futures_util::stream::iter([Ok(vec![b'n'; 100_000]), Err(std::io::Error::other("gone"))]);
-    let request =
-        Request::builder().method("PUT").uri(&path).header("authorization", format!("Bearer {}", host.key));
-    let broken = host.raw(request.body(Body::from_stream(pieces)).unwrap()).await;
-    assert!(broken.status.is_client_error());
-    assert_eq!(host.get(&path).await.bytes, b"old");
 }

@@ -39,7 +39,7 @@ impl Answer {
     }
 }
 
-async fn daemon(dir: &Path, world: &Simulated, ask_after: Duration) -> Arc<Daemon> {
+async fn daemon(dir: &Path, world: &Simulated, settle: impl FnOnce(&mut Daemon)) -> Arc<Daemon> {
     let template = dir.join("templates/base");
     std::fs::create_dir_all(&template).unwrap();
     std::fs::write(template.join("rootfs.erofs"), b"image").unwrap();
@@ -51,20 +51,21 @@ async fn daemon(dir: &Path, world: &Simulated, ask_after: Duration) -> Arc<Daemo
     let templates = Templates::new(dir.join("templates"));
     let machines = Arc::new(world.clone());
     let mut daemon = Daemon::new(store, machines, announcements, templates, dir.to_owned(), 9);
-    daemon.ask_after = ask_after;
+    daemon.ask_after = Duration::from_secs(60);
+    settle(&mut daemon);
     Arc::new(daemon)
 }
 
 impl Host {
     pub async fn new() -> Self {
-        Self::asking_after(Duration::from_secs(60)).await
+        Self::with(|_| {}).await
     }
 
-    /// A host whose daemon soon asks guests that do not announce themselves.
-    pub async fn asking_after(ask_after: Duration) -> Self {
+    /// A host whose daemon is more or less patient than others.
+    pub async fn with(settle: impl FnOnce(&mut Daemon)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let world = Simulated::new(dir.path().to_owned());
-        let daemon = daemon(dir.path(), &world, ask_after).await;
+        let daemon = daemon(dir.path(), &world, settle).await;
         let key = auth::first_key(&daemon.store, &dir.path().join("admin.key"), 0).await.unwrap().unwrap();
         tokio::spawn(sandboxes::sweep(Arc::clone(&daemon)));
         let router = api::router(Arc::clone(&daemon));
@@ -77,7 +78,7 @@ impl Host {
         drop(router);
         old.store.close().await;
         let world = world.for_another_daemon();
-        let daemon = daemon(dir.path(), &world, Duration::from_secs(60)).await;
+        let daemon = daemon(dir.path(), &world, |_| {}).await;
         reconcile::take_over(&daemon).await.unwrap();
         let router = api::router(Arc::clone(&daemon));
         Self { dir, world, daemon, key, router }

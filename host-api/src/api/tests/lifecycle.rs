@@ -44,7 +44,7 @@ async fn create_without_waiting_answers_at_once() {
 
 #[tokio::test]
 async fn a_guest_whose_announcement_was_lost_is_asked() {
-    let host = Host::asking_after(Duration::from_millis(20)).await;
+    let host = Host::with(|daemon| daemon.ask_after = Duration::from_millis(20)).await;
     host.world.order(|orders| orders.silent = true);
     let id = host.sandbox().await;
     let told = host.world.guest(&id).unwrap().configured.lock().unwrap().clone();
@@ -65,6 +65,53 @@ async fn the_same_request_id_makes_one_sandbox_however_often_and_at_once_it_is_s
     let other =
         host.post("/v1/sandboxes", json!({"template": "base", "request_id": "one", "name": "x"})).await;
     assert_eq!((other.status.as_u16(), other.code()), (422, "request_id_reused"));
+}
+
+#[tokio::test]
+async fn a_retry_that_comes_after_the_delete_gets_the_deleted_sandbox_and_makes_no_other() {
+    let host = Host::new().await;
+    let body = json!({"template": "base", "request_id": "one"});
+    let first = host.post("/v1/sandboxes", body.clone()).await;
+    let path = format!("/v1/sandboxes/{}", first.json["id"].as_str().unwrap());
+    host.delete(&format!("{path}?wait=1")).await;
+    let deleted = host.get(&path).await.json;
+    assert_eq!(deleted["state"], "deleted");
+    for query in ["", "?wait=0"] {
+        let again = host.post(&format!("/v1/sandboxes{query}"), body.clone()).await;
+        assert_eq!((again.status.as_u16(), &again.json), (200, &deleted));
+        assert_eq!(again.headers["idempotent-replayed"], "true");
+    }
+    let other = json!({"template": "base", "request_id": "one", "name": "x"});
+    assert_eq!(host.post("/v1/sandboxes", other).await.code(), "request_id_reused");
+    assert_eq!(host.world.launches(), 1);
+}
+
+#[tokio::test]
+async fn a_command_for_a_sandbox_that_does_not_run_is_told_the_state_and_whether_to_come_back() {
+    let host = Host::new().await;
+    host.world.order(|orders| orders.silent = true);
+    let made = host.post("/v1/sandboxes?wait=0", json!({"template": "base"})).await;
+    let id = made.json["id"].as_str().unwrap();
+    let command = json!({"request_id": "a", "argv": ["echo"]});
+    let early = host.run(id, command.clone()).await;
+    assert_eq!((early.status.as_u16(), early.code()), (409, "sandbox_not_ready"));
+    assert!(early.json["detail"].as_str().unwrap().contains("is creating"), "{}", early.json);
+    assert_eq!(early.json["retryable"], true);
+    assert!(early.json["retry_after_ms"].is_u64() && early.headers.contains_key("retry-after"));
+    let file = host.get(&format!("/v1/sandboxes/{id}/files?path=x")).await;
+    assert_eq!(file.code(), "sandbox_not_ready");
+
+    while host.world.guest(id).is_none() {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    host.world.announce(id);
+    host.until(id, |sandbox| sandbox["state"] == "running").await;
+    assert_eq!(host.run(id, command.clone()).await.status, 200, "the same request, sent again");
+
+    host.delete(&format!("/v1/sandboxes/{id}?wait=1")).await;
+    let late = host.run(id, json!({"request_id": "b", "argv": ["echo"]})).await;
+    assert_eq!((late.code(), late.json["retryable"].as_bool()), ("sandbox_not_running", Some(false)));
+    assert!(late.json["detail"].as_str().unwrap().contains("is deleted"), "{}", late.json);
 }
 
 #[tokio::test]
@@ -177,6 +224,7 @@ async fn a_machine_that_dies_is_failed_its_commands_lost_and_it_can_be_deleted()
     );
     let refused = host.run(&id, json!({"request_id": "x", "argv": ["echo"]})).await;
     assert_eq!((refused.status.as_u16(), refused.code()), (409, "sandbox_not_running"));
+    assert!(refused.json["detail"].as_str().unwrap().contains("is failed"), "{}", refused.json);
     // What it had written is still there.
     let replayed = host.run(&id, json!({"request_id": "w", "argv": ["wait"]})).await;
     assert_eq!(replayed.json["stdout"]["text"], "before\n");

@@ -23,12 +23,19 @@ async fn a_wrong_creation_is_told_which_field_is_wrong() {
         (json!({"template": "base", "request_id": ""}), 400, "invalid_field", "request_id"),
         (json!({"template": "base", "env": {"A=B": "x"}}), 400, "invalid_field", "env"),
         (json!({"template": "base", "env": {"A": 1}}), 400, "invalid_field", "env.A"),
-        (json!([]), 400, "invalid_field", ""),
+        (json!([]), 400, "invalid_field", "expected a JSON object, not an array"),
+        (json!(["base"]), 400, "invalid_field", "expected a JSON object, not an array"),
+        (json!(null), 400, "invalid_field", "expected a JSON object, not null"),
+        (json!("base"), 400, "invalid_field", "expected a JSON object, not a string"),
+        (json!(7), 400, "invalid_field", "expected a JSON object, not a number"),
+        (json!(true), 400, "invalid_field", "expected a JSON object, not a boolean"),
     ];
     for (body, status, code, named) in cases {
         let refused = host.post("/v1/sandboxes", body.clone()).await;
         assert_eq!((refused.status.as_u16(), refused.code()), (status, code), "{body}: {}", refused.json);
-        assert!(refused.json["detail"].as_str().unwrap().contains(named), "{body}: {}", refused.json);
+        let detail = refused.json["detail"].as_str().unwrap();
+        assert!(detail.contains(named), "{body}: {detail}");
+        assert!(!detail.contains("struct") && !detail.contains("CreateSandbox"), "{body}: {detail}");
         assert_eq!(refused.headers["content-type"], "application/problem+json");
     }
     assert_eq!(host.world.launches(), 0);

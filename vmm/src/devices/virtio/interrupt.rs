@@ -42,6 +42,15 @@ impl Interrupt {
         self.status.load(Ordering::SeqCst) | self.constant
     }
 
+    /// The bits that were set and not acknowledged.
+    pub fn pending(&self) -> u32 {
+        self.status.load(Ordering::SeqCst)
+    }
+
+    pub fn restore(&self, pending: u32) {
+        self.status.store(pending, Ordering::SeqCst);
+    }
+
     pub fn acknowledge(&self, bits: u32) {
         self.status.fetch_and(!bits, Ordering::SeqCst);
     }

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!  vCPU thread: MMIO exit ─▶ transport (registers, status machine) ──activate: queues move──▶ device
-//!  guest kick  ─▶ ioeventfd ─▶ main thread ─▶ worker (ring and buffers only) ─▶ interrupt ─▶ irqfd
+//!  guest kick  ─▶ ioeventfd ─▶ device thread ─▶ worker (ring and buffers only) ─▶ interrupt ─▶ irqfd
 //! ```
 //!
-//! A device is a folder: `mod.rs` (what it is, its constants), `device.rs` (configuration space, activation, and the
-//! glue to descriptors), `worker.rs` (ring processing over guest memory, with no descriptors of its own making, so
-//! that it runs in tests without KVM).
+//! A device is a folder: `mod.rs` (what it is, its constants), `device.rs` (configuration space, activation, sleep, and
+//! the glue to descriptors), `worker.rs` (ring processing over guest memory, with no descriptors of its own making, so
+//! that it runs in tests without KVM). What is saved of a device is its transport's registers and its queues
+//! ([`transport::TransportState`]): no device of ours has more state than that.
 
 pub mod block;
 mod chain;
@@ -53,8 +54,15 @@ pub trait Device: Send {
     fn queue_sizes(&self) -> &[u16];
     /// Device configuration space, as the driver reads it.
     fn config(&self) -> &[u8];
-    /// The driver is ready: queues and memory move in, and are used until [`Device::reset`].
+    /// The driver is ready, or a sleeping machine wakes up: queues and memory move in, and are used until
+    /// [`Device::sleep`]. The device begins by looking at every queue, as if all had been notified.
     fn activate(&mut self, activation: Activation) -> Result<(), Error>;
-    /// The driver gave the device up: when this returns, nothing of guest memory is touched any more.
-    fn reset(&mut self) -> Result<(), Error>;
+    /// Stops the work, with nothing left in flight, and gives the queues back as they stand. When this returns, guest
+    /// memory is not touched any more.
+    fn sleep(&mut self) -> Result<Vec<Queue>, Error>;
+    /// The machine wakes up as another one than it was when it went to sleep. Called after [`Device::activate`] and
+    /// before the guest runs.
+    fn cloned(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
 }

@@ -1,6 +1,6 @@
 //! The glue between a worker and the world: which descriptors wake it, and when the driver is told.
 //!
-//! Queues reach the main thread as a message ([`Handle::activate`]) and leave it again on [`Handle::sleep`], which
+//! Queues reach the device thread as a message ([`Handle::activate`]) and leave it again on [`Handle::sleep`], which
 //! returns only after the worker has let go: past that point nothing of theirs is in flight, as a fact of ownership.
 
 use super::{Activation, Interrupt};
@@ -8,6 +8,7 @@ use crate::{Error, ending::Ending, memory::Memory};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use std::sync::{
     Arc,
+    atomic::Ordering,
     mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
 };
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
@@ -91,7 +92,7 @@ struct Active {
     memory: Memory,
 }
 
-/// The main thread's end.
+/// The device thread's end.
 pub struct Runner<W> {
     worker: W,
     commands: Commands,
@@ -110,11 +111,12 @@ pub fn pair<W: Worker>(worker: W, kicks: Vec<EventFd>, ending: Ending) -> Result
 impl<W: Worker> Runner<W> {
     const WAKE: u32 = u32::MAX;
 
-    fn obey(&mut self) {
+    fn obey(&mut self) -> Result<(), Error> {
         while let Some(command) = self.commands.next() {
             match command {
                 Command::Activate(Activation { queues, interrupt, memory, .. }) => {
                     self.active = Some(Active { queues, interrupt, memory });
+                    self.serve_all()?;
                 }
                 Command::Sleep(reply) => {
                     let queues = self.active.take().map_or_else(Vec::new, |active| active.queues);
@@ -123,6 +125,13 @@ impl<W: Worker> Runner<W> {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// What was notified while nobody served it must not wait for the next notification: with event indexes the driver
+    /// may have announced all it will.
+    fn serve_all(&mut self) -> Result<(), Error> {
+        (0..self.kicks.len()).try_for_each(|index| self.serve_queue(index))
     }
 
     fn serve_queue(&mut self, index: usize) -> Result<(), Error> {
@@ -163,6 +172,7 @@ pub fn drain<W: Worker>(worker: &mut W, queue: &mut Queue, memory: &Memory) -> R
         // `iter` refuses an available index further ahead than the ring is long; a chain that does not come out of
         // it at all (a head beyond the table) ends the iteration, which `enable_notification` would repeat for ever.
         let before = queue.next_avail();
+        let announced = queue.avail_idx(memory, Ordering::Acquire).map_err(broken)?.0 != before;
         while let Some(chain) = queue.iter(memory).map_err(broken)?.next() {
             let head = chain.head_index();
             let written = worker.serve(memory, chain)?;
@@ -175,7 +185,7 @@ pub fn drain<W: Worker>(worker: &mut W, queue: &mut Queue, memory: &Memory) -> R
         if !queue.enable_notification(memory).map_err(broken)? {
             break;
         }
-        if queue.next_avail() == before {
+        if announced && queue.next_avail() == before {
             return Err(Error::Guest { device, why: "a ring entry names no descriptor".into() });
         }
     }
@@ -189,15 +199,13 @@ impl<W: Worker> MutEventSubscriber for Runner<W> {
         let data = events.data();
         let result = if data == Self::WAKE {
             self.commands.clear();
-            self.obey();
-            Ok(())
+            self.obey()
         } else {
             let index = data as usize;
             if let Some(kick) = self.kicks.get(index) {
                 let _ = kick.read();
             }
-            self.obey();
-            self.serve_queue(index)
+            self.obey().and_then(|()| self.serve_queue(index))
         };
         if let Err(error) = result {
             self.active = None;

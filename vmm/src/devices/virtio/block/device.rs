@@ -5,6 +5,7 @@ use crate::{
     Error,
     devices::virtio::{Activation, Device, feature::RING, runner::Handle},
 };
+use virtio_queue::Queue;
 
 pub struct Block {
     handle: Handle,
@@ -49,7 +50,7 @@ impl Device for Block {
         self.handle.activate(activation)
     }
 
-    fn reset(&mut self) -> Result<(), Error> {
-        self.handle.sleep().map(drop)
+    fn sleep(&mut self) -> Result<Vec<Queue>, Error> {
+        self.handle.sleep()
     }
 }

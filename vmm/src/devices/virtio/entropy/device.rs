@@ -5,6 +5,7 @@ use crate::{
     Error,
     devices::virtio::{Activation, Device, feature::RING, runner::Handle},
 };
+use virtio_queue::Queue;
 
 pub struct Entropy {
     handle: Handle,
@@ -41,7 +42,7 @@ impl Device for Entropy {
         self.handle.activate(activation)
     }
 
-    fn reset(&mut self) -> Result<(), Error> {
-        self.handle.sleep().map(drop)
+    fn sleep(&mut self) -> Result<Vec<Queue>, Error> {
+        self.handle.sleep()
     }
 }

@@ -6,6 +6,7 @@ use crate::{
     devices::virtio::{Activation, Device, feature::RING, runner::Handle},
 };
 use bivouac_protocol::monitor::Network;
+use virtio_queue::Queue;
 
 pub struct Net {
     handle: Handle,
@@ -69,7 +70,7 @@ impl Device for Net {
         self.handle.activate(activation)
     }
 
-    fn reset(&mut self) -> Result<(), Error> {
-        self.handle.sleep().map(drop)
+    fn sleep(&mut self) -> Result<Vec<Queue>, Error> {
+        self.handle.sleep()
     }
 }

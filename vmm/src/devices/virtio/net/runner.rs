@@ -30,7 +30,7 @@ struct Active {
     memory: Memory,
 }
 
-/// The main thread's end.
+/// The device thread's end.
 pub struct NetRunner<F> {
     worker: NetWorker<F>,
     commands: Commands,
@@ -42,7 +42,7 @@ pub struct NetRunner<F> {
     ending: Ending,
 }
 
-/// Makes both ends, the device's and the main thread's. `kicks` has one eventfd for each queue.
+/// Makes both ends, the device's and the device thread's. `kicks` has one eventfd for each queue.
 pub fn pair<F: Frames + AsRawFd>(
     worker: NetWorker<F>,
     kicks: Vec<EventFd>,

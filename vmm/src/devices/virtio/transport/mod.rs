@@ -4,9 +4,15 @@
 //! queues only between FEATURES_OK and DRIVER_OK; after that both are fixed, and the queues belong to the device.
 //! What a driver writes at any other time is ignored, as is any access that is not an aligned 32-bit one: reads of it
 //! give ones.
+//!
+//! A machine that is paused puts each device to sleep: an active one gives its queues back, and they stand here until
+//! [`Transport::wake`] or [`Transport::save`]. No register is accessed meanwhile, since no processor runs.
 
+mod state;
 #[cfg(test)]
 mod tests;
+
+pub use state::TransportState;
 
 use super::{Activation, Device, Interrupt};
 use crate::{
@@ -14,6 +20,7 @@ use crate::{
     bus::{ABSENT, Registers},
     memory::Memory,
 };
+use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, PoisonError};
 use virtio_queue::{Queue, QueueT};
 
@@ -67,8 +74,9 @@ pub mod status {
 }
 
 /// How far the driver has come. Each state is entered from the one above it, and [`Phase::Reset`] from all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 enum Phase {
+    #[default]
     Reset,
     Acknowledged,
     Driver,
@@ -94,14 +102,16 @@ impl Phase {
 
 struct State {
     phase: Phase,
-    /// The device has been given its queues.
+    /// The device has been given its queues, and has them unless it sleeps.
     active: bool,
+    /// The machine is paused.
+    asleep: bool,
     device: Box<dyn Device>,
     device_features_sel: u32,
     driver_features: u64,
     driver_features_sel: u32,
     queue_sel: u32,
-    /// Empty while the device is live: then they are the device's.
+    /// Empty while they are the device's: when it is active and awake.
     queues: Vec<Queue>,
 }
 
@@ -117,6 +127,7 @@ impl Transport {
         let state = State {
             phase: Phase::Reset,
             active: false,
+            asleep: false,
             device,
             device_features_sel: 0,
             driver_features: 0,
@@ -125,6 +136,72 @@ impl Transport {
             queues,
         };
         Ok(Self { state: Mutex::new(state), interrupt, memory })
+    }
+
+    /// Takes up a saved device, asleep.
+    pub fn restore(
+        device: Box<dyn Device>,
+        interrupt: Arc<Interrupt>,
+        memory: Memory,
+        saved: &TransportState,
+    ) -> Result<Self, Error> {
+        let queues = state::check(saved, device.as_ref(), &memory)?;
+        interrupt.restore(saved.interrupt_status);
+        let state = State {
+            phase: saved.phase,
+            active: saved.active,
+            asleep: true,
+            device,
+            device_features_sel: saved.device_features_sel,
+            driver_features: saved.driver_features,
+            driver_features_sel: saved.driver_features_sel,
+            queue_sel: saved.queue_sel,
+            queues,
+        };
+        Ok(Self { state: Mutex::new(state), interrupt, memory })
+    }
+
+    /// Stops the device. To be called with every processor paused; once more does nothing.
+    pub fn sleep(&self) -> Result<(), Error> {
+        let mut state = self.state();
+        if !std::mem::replace(&mut state.asleep, true) && state.active {
+            state.queues = state.device.sleep()?;
+        }
+        Ok(())
+    }
+
+    /// Lets the device go on, if it was active. `cloned`: as another machine than the one it went to sleep in.
+    ///
+    /// The driver is interrupted once in any case: what it was told before may have got lost with an interrupt
+    /// controller that was saved in between, and a call for nothing is harmless.
+    pub fn wake(&self, cloned: bool) -> Result<(), Error> {
+        let mut state = self.state();
+        if !std::mem::replace(&mut state.asleep, false) || !state.active {
+            return Ok(());
+        }
+        self.hand_over(&mut state)?;
+        if cloned {
+            state.device.cloned()?;
+        }
+        self.interrupt.used_buffer().map_err(Error::io("interrupt the guest"))
+    }
+
+    /// What a sleeping device's transport holds.
+    pub fn save(&self) -> Result<TransportState, Error> {
+        let state = self.state();
+        if !state.asleep {
+            return Err(Error::Snapshot(format!("{} device is awake", state.device.name())));
+        }
+        Ok(TransportState {
+            phase: state.phase,
+            active: state.active,
+            interrupt_status: self.interrupt.pending(),
+            device_features_sel: state.device_features_sel,
+            driver_features: state.driver_features,
+            driver_features_sel: state.driver_features_sel,
+            queue_sel: state.queue_sel,
+            queues: state.queues.iter().map(Into::into).collect(),
+        })
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -204,8 +281,7 @@ impl Transport {
     fn activate(&self, state: &mut State) -> Result<(), Error> {
         let device = state.device.name();
         let event_idx = state.driver_features & super::feature::EVENT_IDX != 0;
-        let mut queues = std::mem::take(&mut state.queues);
-        for (index, queue) in queues.iter_mut().enumerate() {
+        for (index, queue) in state.queues.iter_mut().enumerate() {
             queue.set_event_idx(event_idx);
             if !queue.is_valid(&self.memory) {
                 return Err(Error::Guest {
@@ -214,14 +290,20 @@ impl Transport {
                 });
             }
         }
+        self.hand_over(state)?;
+        state.active = true;
+        Ok(())
+    }
+
+    /// Moves the queues into the device.
+    fn hand_over(&self, state: &mut State) -> Result<(), Error> {
+        let queues = std::mem::take(&mut state.queues);
         state.device.activate(Activation {
             features: state.driver_features,
             queues,
             interrupt: Arc::clone(&self.interrupt),
             memory: self.memory.clone(),
-        })?;
-        state.active = true;
-        Ok(())
+        })
     }
 }
 
@@ -261,7 +343,7 @@ impl State {
     fn reset(&mut self) -> Result<(), Error> {
         // Not the phase: a driver that gave up a live device left it with its queues.
         if std::mem::take(&mut self.active) {
-            self.device.reset()?;
+            self.device.sleep()?;
         }
         self.queues = fresh_queues(self.device.as_ref())?;
         self.phase = Phase::Reset;

@@ -1,7 +1,7 @@
 //! The status machine against a model of it, under every access at every moment.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::arithmetic_side_effects)]
 
-use super::{super::feature, Transport, register, status};
+use super::{super::feature, Transport, TransportState, register, status};
 use crate::{
     Error,
     bus::Registers,
@@ -10,7 +10,7 @@ use crate::{
 };
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
-use virtio_queue::QueueT;
+use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -18,7 +18,8 @@ use vmm_sys_util::eventfd::EventFd;
 #[derive(Debug, Default)]
 struct Told {
     activations: u32,
-    resets: u32,
+    sleeps: u32,
+    clonings: u32,
     features: u64,
     /// Size and addresses of each queue, as they were handed over.
     queues: Vec<(u16, u64, u64, u64)>,
@@ -26,6 +27,7 @@ struct Told {
 
 struct Spy {
     told: Arc<Mutex<Told>>,
+    queues: Vec<Queue>,
 }
 
 const SIZES: [u16; 2] = [256, 64];
@@ -53,10 +55,15 @@ impl Device for Spy {
         told.features = activation.features;
         let given = activation.queues.iter();
         told.queues = given.map(|q| (q.size(), q.desc_table(), q.avail_ring(), q.used_ring())).collect();
+        self.queues = activation.queues;
         Ok(())
     }
-    fn reset(&mut self) -> Result<(), Error> {
-        self.told.lock().unwrap().resets += 1;
+    fn sleep(&mut self) -> Result<Vec<Queue>, Error> {
+        self.told.lock().unwrap().sleeps += 1;
+        Ok(std::mem::take(&mut self.queues))
+    }
+    fn cloned(&mut self) -> Result<(), Error> {
+        self.told.lock().unwrap().clonings += 1;
         Ok(())
     }
 }
@@ -65,7 +72,17 @@ fn transport() -> (Transport, Arc<Mutex<Told>>) {
     let told = Arc::new(Mutex::new(Told::default()));
     let memory = Memory::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
     let interrupt = Arc::new(Interrupt::new(EventFd::new(0).unwrap()));
-    (Transport::new(Box::new(Spy { told: told.clone() }), interrupt, memory).unwrap(), told)
+    let spy = Spy { told: told.clone(), queues: Vec::new() };
+    (Transport::new(Box::new(spy), interrupt, memory).unwrap(), told)
+}
+
+/// Another transport, with a device of its own, that takes up what one saved.
+fn restored(saved: &TransportState) -> Result<(Transport, Arc<Mutex<Told>>), Error> {
+    let told = Arc::new(Mutex::new(Told::default()));
+    let memory = Memory::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+    let interrupt = Arc::new(Interrupt::new(EventFd::new(0).unwrap()));
+    let spy = Spy { told: told.clone(), queues: Vec::new() };
+    Ok((Transport::restore(Box::new(spy), interrupt, memory, saved)?, told))
 }
 
 fn write(transport: &Transport, offset: u64, value: u32) {
@@ -167,6 +184,66 @@ fn odd_accesses_change_nothing_and_read_as_ones() {
     assert_eq!(config, [0xff; 8]);
 }
 
+#[test]
+fn a_sleeping_device_holds_no_queues_and_wakes_with_the_same_ones() {
+    let (transport, told) = live();
+    assert!(transport.save().is_err(), "an awake device was saved");
+    transport.sleep().unwrap();
+    transport.sleep().unwrap();
+    transport.wake(false).unwrap();
+    transport.wake(false).unwrap();
+    let told = told.lock().unwrap();
+    assert_eq!((told.activations, told.sleeps, told.clonings), (2, 1, 0));
+    assert_eq!(told.queues, [(16, 0x1000, 0x2000, 0x3000), (16, 0x5000, 0x6000, 0x7000)]);
+    assert_eq!(read(&transport, register::STATUS), LIVE);
+}
+
+#[test]
+fn a_saved_device_is_taken_up_as_it_was_and_told_that_it_is_a_clone() {
+    let (transport, _) = live();
+    transport.sleep().unwrap();
+    let saved = transport.save().unwrap();
+    let (clone, told) = restored(&saved).unwrap();
+    assert_eq!(clone.save().unwrap(), saved);
+    clone.wake(true).unwrap();
+    assert_eq!(read(&clone, register::STATUS), LIVE);
+    let told = told.lock().unwrap();
+    assert_eq!((told.activations, told.clonings, told.features), (1, 1, feature::VERSION_1 | 1));
+    assert_eq!(told.queues, [(16, 0x1000, 0x2000, 0x3000), (16, 0x5000, 0x6000, 0x7000)]);
+}
+
+#[test]
+fn a_device_that_no_driver_touched_sleeps_wakes_and_is_saved_like_any_other() {
+    let (transport, told) = transport();
+    transport.sleep().unwrap();
+    let (clone, cloned) = restored(&transport.save().unwrap()).unwrap();
+    clone.wake(true).unwrap();
+    transport.wake(false).unwrap();
+    for told in [told, cloned] {
+        let told = told.lock().unwrap();
+        assert_eq!((told.activations, told.sleeps, told.clonings), (0, 0, 0));
+    }
+}
+
+#[test]
+fn a_state_that_is_not_this_devices_is_refused() {
+    let (transport, _) = live();
+    transport.sleep().unwrap();
+    let saved = transport.save().unwrap();
+    let wrong: [fn(&mut TransportState); 5] = [
+        |state| state.queues.truncate(1),
+        |state| state.queues.swap(0, 1),
+        |state| state.driver_features |= 1 << 60,
+        |state| state.active = false,
+        |state| state.driver_features = u64::MAX,
+    ];
+    for change in wrong {
+        let mut state = saved.clone();
+        change(&mut state);
+        assert!(matches!(restored(&state), Err(Error::Snapshot(_))), "{state:?}");
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Access {
     offset: u64,
@@ -190,12 +267,12 @@ fn access() -> impl Strategy<Value = Access> {
 
 proptest! {
     /// Whatever a driver writes, in whatever order: the status only takes the steps the specification has, the device is
-    /// activated exactly when it becomes live and reset exactly when it stops being so.
+    /// activated exactly when it becomes live and put to sleep exactly when it stops being so.
     #[test]
     fn no_sequence_of_writes_leaves_the_status_machine(accesses in prop::collection::vec(access(), 1..200)) {
         let (transport, told) = transport();
         let mut before = 0;
-        let (mut activations, mut resets, mut active) = (0, 0, false);
+        let (mut activations, mut sleeps, mut active) = (0, 0, false);
         for Access { offset, value } in accesses {
             let outcome = transport.write(offset, &value.to_le_bytes());
             if outcome.is_err() {
@@ -217,13 +294,13 @@ proptest! {
                 }
                 // Also one that was given up on the way.
                 if after == 0 && std::mem::take(&mut active) {
-                    resets += 1;
+                    sleeps += 1;
                 }
             }
             before = after;
         }
         let told = told.lock().unwrap();
-        prop_assert_eq!((told.activations, told.resets), (activations, resets));
+        prop_assert_eq!((told.activations, told.sleeps), (activations, sleeps));
     }
 
     /// A live device's queues and features are what they were: no write changes them, short of a reset.
@@ -238,6 +315,6 @@ proptest! {
         prop_assert_eq!(read(&transport, register::STATUS), LIVE);
         let told = told.lock().unwrap();
         prop_assert_eq!(told.queues.clone(), vec![(16, 0x1000, 0x2000, 0x3000), (16, 0x5000, 0x6000, 0x7000)]);
-        prop_assert_eq!((told.activations, told.resets, told.features), (1, 0, feature::VERSION_1 | 1));
+        prop_assert_eq!((told.activations, told.sleeps, told.features), (1, 0, feature::VERSION_1 | 1));
     }
 }

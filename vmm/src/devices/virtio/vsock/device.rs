@@ -1,35 +1,30 @@
 //! Configuration space (the guest's context id) and the hand-over to vhost.
 
-use super::{DEVICE_ID, QUEUE_SIZE, QUEUES, VHOST_QUEUES};
+use super::{DEVICE, DEVICE_ID, QUEUE_SIZE, QUEUES, VHOST_QUEUES, event, kernel::Kernel};
 use crate::{
     Error,
     devices::virtio::{Activation, Device, feature::RING},
     memory::Memory,
 };
-use std::sync::Arc;
-use vhost::{
-    VhostBackend, VhostUserMemoryRegionInfo, VringConfigData, vhost_kern::vsock::Vsock as Kernel,
-    vsock::VhostVsock,
-};
+use std::fs::File;
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData, vsock::VhostVsock};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 pub struct Vsock {
-    kernel: Kernel<Arc<Memory>>,
+    kernel: Kernel,
     config: [u8; 8],
     features: u64,
     kicks: Vec<EventFd>,
-    /// The event queue while live: nothing is sent on it before a restore.
-    event: Option<Queue>,
+    /// What the kernel and the driver work on, while the device is active.
+    active: Option<Activation>,
 }
 
 impl Vsock {
-    /// Opens vhost-vsock and claims the context id, so that one in use is found before the guest starts.
-    pub fn new(memory: &Memory, cid: u32, kicks: Vec<EventFd>) -> Result<Self, Error> {
-        let kernel = Kernel::new(Arc::new(memory.clone())).map_err(|e| {
-            failed(format!("cannot open /dev/vhost-vsock: {e}; is the module vhost_vsock loaded?"))
-        })?;
+    /// Claims the context id, so that one in use is found before the guest starts.
+    pub fn new(device: File, memory: &Memory, cid: u32, kicks: Vec<EventFd>) -> Result<Self, Error> {
+        let kernel = Kernel::new(device, memory);
         kernel.set_owner().map_err(|e| failed(format!("set owner: {e}")))?;
         let offered = kernel.get_features().map_err(|e| failed(format!("read features: {e}")))?;
         kernel.set_guest_cid(u64::from(cid)).map_err(|e| failed(format!("context id {cid}: {e}")))?;
@@ -38,7 +33,7 @@ impl Vsock {
             config: u64::from(cid).to_le_bytes(),
             features: offered & RING,
             kicks,
-            event: None,
+            active: None,
         })
     }
 
@@ -81,12 +76,12 @@ fn region(region: &vm_memory::GuestRegionMmap<()>) -> Option<VhostUserMemoryRegi
 }
 
 fn failed(why: String) -> Error {
-    Error::Device { device: "vsock", why }
+    Error::Device { device: DEVICE, why }
 }
 
 impl Device for Vsock {
     fn name(&self) -> &'static str {
-        "vsock"
+        DEVICE
     }
 
     fn id(&self) -> u32 {
@@ -105,14 +100,35 @@ impl Device for Vsock {
         &self.config
     }
 
-    fn activate(&mut self, mut activation: Activation) -> Result<(), Error> {
+    fn activate(&mut self, activation: Activation) -> Result<(), Error> {
         self.hand_over(&activation).map_err(|e| failed(e.to_string()))?;
-        self.event = activation.queues.pop();
+        // Whatever was sent before the kernel looked: with event indexes the driver may not notify again.
+        for kick in self.kicks.iter().take(VHOST_QUEUES) {
+            kick.write(1).map_err(Error::io("notify vhost"))?;
+        }
+        self.active = Some(activation);
         Ok(())
     }
 
-    fn reset(&mut self) -> Result<(), Error> {
-        self.event = None;
-        self.kernel.stop().map_err(|e| failed(format!("stop: {e}")))
+    fn sleep(&mut self) -> Result<Vec<Queue>, Error> {
+        let Some(Activation { mut queues, .. }) = self.active.take() else { return Ok(Vec::new()) };
+        self.kernel.stop().map_err(|e| failed(format!("stop: {e}")))?;
+        // The kernel's position in a ring is its own until it is asked; the used index is in guest memory.
+        for (index, queue) in queues.iter_mut().enumerate().take(VHOST_QUEUES) {
+            let position =
+                self.kernel.get_vring_base(index).map_err(|e| failed(format!("stop queue {index}: {e}")))?;
+            let position = u16::try_from(position)
+                .map_err(|_| failed(format!("queue {index} stands at {position}, which is no index")))?;
+            queue.set_next_avail(position);
+        }
+        Ok(queues)
+    }
+
+    fn cloned(&mut self) -> Result<(), Error> {
+        let Some(Activation { queues, memory, .. }) = &mut self.active else { return Ok(()) };
+        match queues.last_mut() {
+            Some(queue) => event::reset_transport(queue, memory).map(drop),
+            None => Ok(()),
+        }
     }
 }

@@ -2,9 +2,13 @@
 //! sees none of the traffic: it hands over memory, rings and descriptors, and keeps the event queue.
 
 mod device;
+mod event;
+mod kernel;
 
 pub use device::Vsock;
 
+/// The name used in errors.
+const DEVICE: &str = "vsock";
 /// Virtio device id.
 pub const DEVICE_ID: u32 = 19;
 pub const QUEUE_SIZE: u16 = 256;

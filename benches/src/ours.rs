@@ -1,0 +1,186 @@
+//! Our own monitor, started by the code that the daemon starts it with.
+
+use crate::{Setting, guest, guest::Announced, memory, ms, sample::Sample};
+use anyhow::{Context, Result, bail};
+use bivouac_protocol::{
+    agent::PORT_PARAMETER,
+    monitor::{FromMonitor, ToMonitor},
+};
+use bivouacd::{
+    agent::Expected,
+    ids::SandboxId,
+    lifecycle::Scope,
+    machine::{
+        BoxChannel, Machine, MachineSpec, Machines, SavedMachine,
+        real::{RealMachines, Settings},
+    },
+};
+use std::{path::PathBuf, time::Instant};
+
+pub struct Bivouac {
+    machines: RealMachines,
+    setting: Setting,
+    port: u32,
+    saved: PathBuf,
+}
+
+impl Bivouac {
+    /// Boots one machine, lets it settle, and saves it for the restores to come.
+    pub async fn new(setting: &Setting, announced: &Announced, cid: u32) -> Result<Self> {
+        let machines = RealMachines::new(Settings {
+            data_dir: setting.folder.join("data"),
+            prefix: setting.prefix.clone(),
+            instance: format!("bench-{}", std::process::id()),
+            console: std::env::var_os("BIVOUAC_BENCH_CONSOLE").is_some(),
+        })?;
+        let saved = setting.folder.join("saved");
+        let this = Self { machines, setting: setting.clone(), port: announced.port, saved };
+        let spec = this.spec(cid, false);
+        this.machines.prepare(&spec).await?;
+        let mut expected = announced.expect(cid);
+        let mut machine = this.machines.launch(&spec).await?;
+        let (_, channel) = this.hello(announced, &mut expected, &mut machine, &spec.id).await?;
+        announced.configure(cid, channel).await?;
+        // Runs once what every first command runs, so that a clone finds it in its page cache.
+        guest::exec(cid, "warm", &["/bin/true"]).await?;
+        this.machines.save(&spec.id, &machine, &this.saved).await.with_context(|| this.log(&spec.id))?;
+        this.machines.release(&spec.id, Scope::Everything).await?;
+        Ok(this)
+    }
+
+    fn spec(&self, cid: u32, saved: bool) -> MachineSpec {
+        MachineSpec {
+            id: SandboxId::new(),
+            vcpus: 1,
+            memory_mib: self.setting.memory_mib,
+            disk_mib: 1024,
+            cid,
+            root: self.setting.root.clone(),
+            saved: saved.then(|| SavedMachine { folder: self.saved.clone(), verify: false }),
+            cmdline: format!("{PORT_PARAMETER}={}", self.port),
+        }
+    }
+
+    async fn hello(
+        &self,
+        announced: &Announced,
+        expected: &mut Expected,
+        machine: &mut Machine,
+        id: &SandboxId,
+    ) -> Result<(Instant, BoxChannel)> {
+        let heard = tokio::select! {
+            heard = announced.hello(expected) => heard,
+            end = machine.ended() => Err(anyhow::anyhow!("the machine ended: {}", end.reason().detail)),
+        };
+        heard.with_context(|| self.log(id))
+    }
+
+    /// What the monitor had to say, for an error.
+    fn log(&self, id: &SandboxId) -> String {
+        let path = bivouacd::machine::log_path(&self.setting.folder.join("data"), id.as_str());
+        format!("the monitor's log: {}", std::fs::read_to_string(path).unwrap_or_default().trim())
+    }
+
+    pub async fn cold(&self, announced: &Announced, cid: u32) -> Result<Sample> {
+        let spec = self.spec(cid, false);
+        self.machines.prepare(&spec).await?;
+        let mut expected = announced.expect(cid);
+        let begun = Instant::now();
+        let mut machine = self.machines.launch(&spec).await?;
+        let launched = ms(begun);
+        let (heard, channel) = self.hello(announced, &mut expected, &mut machine, &spec.id).await?;
+        let hello = heard.duration_since(begun).as_secs_f64() * 1000.0;
+        let exits = exits(&machine).await?;
+        announced.configure(cid, channel).await?;
+        let configured = ms(begun);
+        guest::exec(cid, "first", &["/bin/true"]).await?;
+        let mut sample =
+            Sample { cold_hello_ms: Some(hello), cold_exec_ms: Some(ms(begun)), ..Sample::default() };
+        let faults = faults(self.pid(&spec.id)?)?;
+        sample.counts.extend([("kvm_exits_to_hello", exits as f64), ("pages_faulted_to_exec", faults)]);
+        sample.phases.push(("cold: launch", launched));
+        if let Some(booted) = machine.booted() {
+            sample.phases.extend(phases(&booted, "cold"));
+        }
+        sample.phases.extend([("cold: hello", hello), ("cold: configured", configured)]);
+        self.finish(&spec, cid, &mut sample, true).await?;
+        Ok(sample)
+    }
+
+    pub async fn restore(&self, announced: &Announced, cid: u32) -> Result<Sample> {
+        let spec = self.spec(cid, true);
+        self.machines.prepare(&spec).await?;
+        let mut expected = announced.expect(cid);
+        let begun = Instant::now();
+        let mut machine = self.machines.launch(&spec).await?;
+        let launched = ms(begun);
+        let (heard, channel) = self.hello(announced, &mut expected, &mut machine, &spec.id).await?;
+        let hello = heard.duration_since(begun).as_secs_f64() * 1000.0;
+        announced.configure(cid, channel).await?;
+        let configured = ms(begun);
+        guest::exec(cid, "first", &["/bin/true"]).await?;
+        let mut sample = Sample { restore_exec_ms: Some(ms(begun)), ..Sample::default() };
+        let faults = faults(self.pid(&spec.id)?)?;
+        sample.counts.push(("pages_faulted_restore_to_exec", faults));
+        sample.phases.push(("restore: launch", launched));
+        if let Some(booted) = machine.booted() {
+            sample.phases.extend(phases(&booted, "restore"));
+        }
+        sample.phases.extend([("restore: hello", hello), ("restore: configured", configured)]);
+        self.finish(&spec, cid, &mut sample, false).await?;
+        Ok(sample)
+    }
+
+    async fn finish(&self, spec: &MachineSpec, cid: u32, sample: &mut Sample, cold: bool) -> Result<()> {
+        if cold {
+            for number in 0..self.setting.commands {
+                let begun = Instant::now();
+                guest::exec(cid, &format!("more-{number}"), &["/bin/true"]).await?;
+                sample.exec_ms.push(ms(begun));
+            }
+            let held = memory::of(self.pid(&spec.id)?, self.setting.memory_mib)?;
+            (sample.overhead_kib, sample.resident_kib) = (Some(held.own), Some(held.resident));
+        }
+        self.machines.release(&spec.id, Scope::Everything).await?;
+        Ok(())
+    }
+
+    /// The monitor's process, found by the lock that it holds open.
+    fn pid(&self, id: &SandboxId) -> Result<u32> {
+        let instance = format!("bench-{}", std::process::id());
+        let procs = format!("/sys/fs/cgroup/bivouac/{instance}/{id}/cgroup.procs");
+        let pids = std::fs::read_to_string(&procs).with_context(|| procs.clone())?;
+        pids.lines().next().and_then(|pid| pid.parse().ok()).context("no monitor in its cgroup")
+    }
+}
+
+fn phases(booted: &bivouacd::machine::Booted, kind: &str) -> Vec<(&'static str, f64)> {
+    let ms = |us: u64| us as f64 / 1000.0;
+    let names: [&'static str; 4] = if kind == "cold" {
+        ["cold: monitor configured", "cold: monitor jailed", "cold: vm created", "cold: processors run"]
+    } else {
+        [
+            "restore: monitor configured",
+            "restore: monitor jailed",
+            "restore: vm created",
+            "restore: processors run",
+        ]
+    };
+    let times = [booted.configured_us, booted.jailed_us, booted.vm_created_us, booted.booted_us];
+    names.into_iter().zip(times.map(ms)).collect()
+}
+
+async fn exits(machine: &Machine) -> Result<u64> {
+    match machine.ask(ToMonitor::Status, Vec::new()).await? {
+        FromMonitor::Status { exits, .. } => Ok(exits),
+        other => bail!("{other:?}"),
+    }
+}
+
+/// Page faults of a process so far, those its guest made it take among them.
+fn faults(pid: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let rest = stat.rsplit_once(')').context("stat")?.1;
+    let field = |number: usize| rest.split_whitespace().nth(number).and_then(|n| n.parse::<f64>().ok());
+    Ok(field(7).context("minor faults")? + field(9).context("major faults")?)
+}
