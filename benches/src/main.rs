@@ -43,6 +43,9 @@ struct Arguments {
     /// Commands run on each machine after its first
     #[arg(long, default_value_t = 10)]
     commands: u32,
+    /// Boot one machine with this on its kernel command line, print its kernel's log, and measure nothing
+    #[arg(long, value_name = "PARAMETERS")]
+    log: Option<String>,
     /// Where programs, kernel and templates are
     #[arg(long, env = "BIVOUAC_PREFIX")]
     prefix: PathBuf,
@@ -84,6 +87,8 @@ async fn main() -> Result<()> {
         .context("cannot make a working folder")?;
     let prefix =
         arguments.prefix.canonicalize().context("no such prefix; build it by `cargo xtask build`")?;
+    // Where sandboxes are, and not where they were built: what is timed must not wait for another file system.
+    let prefix = near(&prefix, folder.path())?;
     let setting = Setting {
         kernel: prefix.join("kernel/vmlinux"),
         root: copy(&prefix.join("templates/base/rootfs.erofs"), folder.path())?,
@@ -94,6 +99,11 @@ async fn main() -> Result<()> {
         prefix,
     };
     let announced = Announced::listen()?;
+    if let Some(parameters) = &arguments.log {
+        let machine = ours::Bivouac::empty(&setting, &announced)?;
+        print!("{}", machine.kernel_log(&announced, FIRST_CID, parameters).await?);
+        return Ok(());
+    }
     let report = measure(&arguments, &setting, &announced).await?;
     print!("{}", report.table());
     if let Some(path) = &arguments.json {
@@ -152,6 +162,18 @@ fn place() -> Result<PathBuf> {
     let folder = PathBuf::from("/var/lib/bivouac");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     Ok(folder)
+}
+
+/// A copy of what machines are made from.
+fn near(prefix: &Path, folder: &Path) -> Result<PathBuf> {
+    let copied = folder.join("prefix");
+    for (part, file) in [("bin", "bivouac-vmm"), ("kernel", "vmlinux"), ("scratch", "ext4-1024.img")] {
+        let to = copied.join(part);
+        std::fs::create_dir_all(&to)?;
+        qemu::copy(&prefix.join(part).join(file), &to.join(file))?;
+    }
+    std::os::unix::fs::symlink(prefix.join("templates"), copied.join("templates"))?;
+    Ok(copied)
 }
 
 fn copy(file: &Path, folder: &Path) -> Result<PathBuf> {

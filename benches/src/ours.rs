@@ -25,8 +25,7 @@ pub struct Bivouac {
 }
 
 impl Bivouac {
-    /// Boots one machine, lets it settle, and saves it for the restores to come.
-    pub async fn new(setting: &Setting, announced: &Announced, cid: u32) -> Result<Self> {
+    pub fn empty(setting: &Setting, announced: &Announced) -> Result<Self> {
         let machines = RealMachines::new(Settings {
             data_dir: setting.folder.join("data"),
             prefix: setting.prefix.clone(),
@@ -34,7 +33,12 @@ impl Bivouac {
             console: std::env::var_os("BIVOUAC_BENCH_CONSOLE").is_some(),
         })?;
         let saved = setting.folder.join("saved");
-        let this = Self { machines, setting: setting.clone(), port: announced.port, saved };
+        Ok(Self { machines, setting: setting.clone(), port: announced.port, saved })
+    }
+
+    /// Boots one machine, lets it settle, and saves it for the restores to come.
+    pub async fn new(setting: &Setting, announced: &Announced, cid: u32) -> Result<Self> {
+        let this = Self::empty(setting, announced)?;
         let spec = this.spec(cid, false);
         this.machines.prepare(&spec).await?;
         let mut expected = announced.expect(cid);
@@ -46,6 +50,20 @@ impl Bivouac {
         this.machines.save(&spec.id, &machine, &this.saved).await.with_context(|| this.log(&spec.id))?;
         this.machines.release(&spec.id, Scope::Everything).await?;
         Ok(this)
+    }
+
+    /// What the kernel of a machine that boots with `parameters` has to say.
+    pub async fn kernel_log(&self, announced: &Announced, cid: u32, parameters: &str) -> Result<String> {
+        let mut spec = self.spec(cid, false);
+        spec.cmdline = format!("{} {parameters}", spec.cmdline);
+        self.machines.prepare(&spec).await?;
+        let mut expected = announced.expect(cid);
+        let mut machine = self.machines.launch(&spec).await?;
+        let (_, channel) = self.hello(announced, &mut expected, &mut machine, &spec.id).await?;
+        announced.configure(cid, channel).await?;
+        let log = guest::exec(cid, "log", &["dmesg"]).await?;
+        self.machines.release(&spec.id, Scope::Everything).await?;
+        Ok(String::from_utf8_lossy(&log.stdout).into_owned())
     }
 
     fn spec(&self, cid: u32, saved: bool) -> MachineSpec {
@@ -100,7 +118,7 @@ impl Bivouac {
         sample.counts.extend([("kvm_exits_to_hello", exits as f64), ("pages_faulted_to_exec", faults)]);
         sample.phases.push(("cold: launch", launched));
         if let Some(booted) = machine.booted() {
-            sample.phases.extend(phases(&booted, "cold"));
+            sample.phases.extend(phases(&booted, true));
         }
         sample.phases.extend([("cold: hello", hello), ("cold: configured", configured)]);
         self.finish(&spec, cid, &mut sample, true).await?;
@@ -124,7 +142,7 @@ impl Bivouac {
         sample.counts.push(("pages_faulted_restore_to_exec", faults));
         sample.phases.push(("restore: launch", launched));
         if let Some(booted) = machine.booted() {
-            sample.phases.extend(phases(&booted, "restore"));
+            sample.phases.extend(phases(&booted, false));
         }
         sample.phases.extend([("restore: hello", hello), ("restore: configured", configured)]);
         self.finish(&spec, cid, &mut sample, false).await?;
@@ -154,20 +172,23 @@ impl Bivouac {
     }
 }
 
-fn phases(booted: &bivouacd::machine::Booted, kind: &str) -> Vec<(&'static str, f64)> {
-    let ms = |us: u64| us as f64 / 1000.0;
-    let names: [&'static str; 4] = if kind == "cold" {
-        ["cold: monitor configured", "cold: monitor jailed", "cold: vm created", "cold: processors run"]
-    } else {
-        [
-            "restore: monitor configured",
-            "restore: monitor jailed",
-            "restore: vm created",
-            "restore: processors run",
-        ]
+/// The monitor's own steps, by its clock. One that a start does not have is left out.
+fn phases(booted: &bivouacd::machine::Booted, cold: bool) -> Vec<(&'static str, f64)> {
+    let steps = [
+        ("cold: monitor configured", "restore: monitor configured", booted.configured_us),
+        ("cold: jailed", "restore: jailed", booted.jailed_us),
+        ("cold: vm created", "restore: vm created", booted.vm_created_us),
+        ("cold: cgroup joined", "restore: cgroup joined", booted.joined_us),
+        ("cold: memory", "restore: state and memory", booted.memory_us),
+        ("cold: devices", "restore: devices", booted.devices_us),
+        ("cold: kernel loaded", "restore: kernel loaded", booted.loaded_us),
+        ("cold: processors", "restore: processors", booted.processors_us),
+        ("cold: guest runs", "restore: guest runs", booted.booted_us),
+    ];
+    let step = |(in_cold, in_restore, us): (&'static str, &'static str, u64)| {
+        (us > 0).then(|| (if cold { in_cold } else { in_restore }, us as f64 / 1000.0))
     };
-    let times = [booted.configured_us, booted.jailed_us, booted.vm_created_us, booted.booted_us];
-    names.into_iter().zip(times.map(ms)).collect()
+    steps.into_iter().filter_map(step).collect()
 }
 
 async fn exits(machine: &Machine) -> Result<u64> {

@@ -47,12 +47,15 @@ pub async fn cold(setting: &Setting, announced: &Announced, cid: u32) -> Result<
 
 fn command(setting: &Setting, disk: &Path, port: u32, cid: u32) -> Command {
     let mut command = Command::new("qemu-system-x86_64");
-    // Devices get the last free transport first: given in reverse, the root is the guest's first disk.
     let drive = |id: &str, file: &Path, more: &str| {
         format!("if=none,id={id},format=raw,file={}{more}", file.display())
     };
     command
-        .args(["-M", "microvm,x-option-roms=off,rtc=off,isa-serial=off,pit=on,pic=on", "-enable-kvm"])
+        .args([
+            "-M",
+            "microvm,acpi=off,x-option-roms=off,rtc=off,isa-serial=off,pit=on,pic=on",
+            "-enable-kvm",
+        ])
         .args(["-cpu", "host", "-smp", "1", "-m", &format!("{}M", setting.memory_mib)])
         .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
         .arg("-kernel")
@@ -64,10 +67,10 @@ fn command(setting: &Setting, disk: &Path, port: u32, cid: u32) -> Command {
         ))
         .args(["-device", "virtio-rng-device"])
         .args(["-device", &format!("vhost-vsock-device,guest-cid={cid}")])
-        .args(["-drive", &drive("scratch", disk, "")])
-        .args(["-device", "virtio-blk-device,drive=scratch"])
         .args(["-drive", &drive("root", &setting.root, ",readonly=on")])
         .args(["-device", "virtio-blk-device,drive=root"])
+        .args(["-drive", &drive("scratch", disk, "")])
+        .args(["-device", "virtio-blk-device,drive=scratch"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped());

@@ -270,7 +270,7 @@ fn protocol() -> Vec<Vec<u8>> {
         framed(5, &ended(Outcome::Signaled { signal: 9, oom_killed: true })),
         packet(6, &ToMonitor::Boot(boot)),
         packet(6, &ToMonitor::Stop),
-        packet(7, &FromMonitor::Booted { configured_us: 1, vm_created_us: 2, booted_us: 300 }),
+        packet(7, &FromMonitor::Booted(Timing { configured_us: 1, booted_us: 300, ..Timing::default() })),
         packet(7, &FromMonitor::Status { state: State::Running, pid: 4000, exits: 1 << 33 }),
         packet(7, &FromMonitor::Stopped(StopReason::Fault { detail: text("why") })),
     ]

@@ -114,14 +114,8 @@ pub struct RestoreConfig {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromMonitor {
-    /// vCPUs are about to run. Microseconds since the monitor's main function was entered: to the configuration read,
-    /// to the jail entered, to the VM descriptor, and to this.
-    Booted {
-        configured_us: u64,
-        jailed_us: u64,
-        vm_created_us: u64,
-        booted_us: u64,
-    },
+    /// vCPUs are about to run.
+    Booted(Timing),
     /// `exits`: how often a virtual processor has come out of the guest and into the monitor.
     Status {
         state: State,
@@ -141,6 +135,27 @@ pub enum FromMonitor {
     Failed {
         detail: String,
     },
+}
+
+/// When each step of a start was done, in microseconds since the monitor's main function was entered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timing {
+    /// Told what to run.
+    pub configured_us: u64,
+    pub jailed_us: u64,
+    pub vm_created_us: u64,
+    /// Member of the sandbox's cgroup.
+    pub joined_us: u64,
+    /// Guest memory is mapped; for a machine that is taken up, its state is read and checked too.
+    pub memory_us: u64,
+    /// Interrupt controllers and devices are there.
+    pub devices_us: u64,
+    /// Kernel and tables are in guest memory.
+    pub loaded_us: u64,
+    /// The processors are there, as they are to start.
+    pub processors_us: u64,
+    /// Every thread runs, behind its filter.
+    pub booted_us: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,6 +11,7 @@ mod network;
 mod process;
 mod saved;
 mod spawn;
+pub use bivouac_protocol::monitor::Timing as Booted;
 pub use dir::{log_path, spool_path};
 pub use saved::SavedMachine;
 
@@ -89,15 +90,6 @@ impl MachineEnd {
             MachineEnd::Ended(reason) => reason,
         }
     }
-}
-
-/// Times the monitor reported, in microseconds since its start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Booted {
-    pub configured_us: u64,
-    pub jailed_us: u64,
-    pub vm_created_us: u64,
-    pub booted_us: u64,
 }
 
 /// A machine that was started or found. Dropping it ends nothing.

@@ -184,8 +184,8 @@ async fn converse(
             }
         };
         match heard {
-            Ok(Some(FromMonitor::Booted { configured_us, jailed_us, vm_created_us, booted_us })) => {
-                booted.send_replace(Some(Booted { configured_us, jailed_us, vm_created_us, booted_us }));
+            Ok(Some(FromMonitor::Booted(timing))) => {
+                booted.send_replace(Some(timing));
             }
             Ok(Some(last @ (FromMonitor::Stopped(_) | FromMonitor::Failed { .. }))) => return Some(last),
             Ok(Some(answer)) => {
@@ -271,7 +271,7 @@ mod tests {
             None,
         )
         .unwrap();
-        let booted = FromMonitor::Booted { configured_us: 1, jailed_us: 1, vm_created_us: 2, booted_us: 3 };
+        let booted = FromMonitor::Booted(Booted { booted_us: 3, ..Booted::default() });
         let word = FromMonitor::Stopped(StopReason::GuestCrash { detail: "triple fault".to_owned() });
         for message in [booted, word] {
             send(&theirs, &monitor::encode(&message).unwrap(), SendFlags::empty()).unwrap();

@@ -19,7 +19,7 @@ mod start;
 
 pub use live::Live;
 pub use parts::{Parts, Saved, inherited, required};
-pub use start::{Origin, Timing, start};
+pub use start::{Origin, start};
 
 use crate::{
     control::Control,
@@ -27,7 +27,7 @@ use crate::{
     jail::seccomp,
     reception::Reception,
 };
-use bivouac_protocol::monitor::{FromMonitor, StopReason};
+use bivouac_protocol::monitor::{FromMonitor, StopReason, Timing};
 use event_manager::{EventManager, MutEventSubscriber, SubscriberOps};
 use std::{cell::RefCell, rc::Rc, time::Instant};
 use vmm_sys_util::eventfd::EventFd;
@@ -48,13 +48,12 @@ pub struct Machine {
 impl Machine {
     /// Runs the guest until it ends, and says why it did: to the daemon, if one is connected, and to the caller.
     pub fn run(mut self, mut control: Control, started: Instant) -> StopReason {
-        let booted_us = micros(started);
-        let Timing { configured_us, jailed_us, vm_created_us } = self.timing;
-        control.send(&FromMonitor::Booted { configured_us, jailed_us, vm_created_us, booted_us });
         let mut events = match EventManager::new() {
             Ok(events) => events,
             Err(e) => return StopReason::Fault { detail: format!("event loop: {e}") },
         };
+        self.timing.booted_us = micros(started);
+        control.send(&FromMonitor::Booted(self.timing));
         // Before the guest runs: from its first instruction on, every thread is behind its filter.
         if let Err(error) = seccomp::enter(seccomp::Thread::Control).and_then(|()| self.live.resume()) {
             self.ending.fault(error);

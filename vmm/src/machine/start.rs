@@ -25,7 +25,7 @@ use crate::{
     memory::{self, Memory},
     snapshot::{self, DeviceState, MachineState},
 };
-use bivouac_protocol::monitor::{BootConfig, Jail, Network, RestoreConfig, VERSION};
+use bivouac_protocol::monitor::{BootConfig, Jail, Network, RestoreConfig, Timing, VERSION};
 use event_manager::EventManager;
 use kvm_bindings::{CpuId, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Kvm, VmFd};
@@ -45,14 +45,6 @@ pub enum Origin {
     Restore { config: RestoreConfig, saved: Saved },
 }
 
-/// When each step was done, in microseconds from the start of the program.
-#[derive(Debug, Clone, Copy)]
-pub struct Timing {
-    pub configured_us: u64,
-    pub jailed_us: u64,
-    pub vm_created_us: u64,
-}
-
 /// Stack of the device thread: its deepest call moves one request.
 const DEVICES_STACK: usize = 128 << 10;
 
@@ -63,23 +55,31 @@ pub fn start(
     network: Option<OwnedFd>,
     started: Instant,
 ) -> Result<Machine, Error> {
-    let configured_us = micros(started);
+    let mut timing = Timing { configured_us: micros(started), ..Timing::default() };
     let jail = check(&origin)?;
     jail::enter(&jail, network, largest_file(&parts)?)?;
-    let jailed_us = micros(started);
+    timing.jailed_us = micros(started);
 
     // SAFETY: the descriptor is `/dev/kvm`, opened by the daemon and owned by nobody else.
     let kvm = unsafe { Kvm::from_raw_fd(parts.kvm.into_raw_fd()) };
     let vm = create_vm(&kvm)?;
-    let vm_created_us = micros(started);
+    timing.vm_created_us = micros(started);
     join_cgroup(parts.cgroup)?;
+    timing.joined_us = micros(started);
 
-    let builder =
-        Builder { kvm, vm, vsock: parts.vsock, root: parts.root, scratch: parts.scratch, tap: parts.tap };
-    let timing = Timing { configured_us, jailed_us, vm_created_us };
+    let builder = Builder {
+        kvm,
+        vm,
+        vsock: parts.vsock,
+        root: parts.root,
+        scratch: parts.scratch,
+        tap: parts.tap,
+        timing,
+        started,
+    };
     match origin {
-        Origin::Boot { config, kernel } => builder.boot(&config, kernel, timing),
-        Origin::Restore { config, saved } => builder.restore(&config, saved, timing),
+        Origin::Boot { config, kernel } => builder.boot(&config, kernel),
+        Origin::Restore { config, saved } => builder.restore(&config, saved),
     }
 }
 
@@ -134,6 +134,8 @@ struct Builder {
     root: File,
     scratch: File,
     tap: Option<File>,
+    timing: Timing,
+    started: Instant,
 }
 
 /// What the devices are to be.
@@ -155,19 +157,23 @@ struct Board {
 }
 
 impl Builder {
-    fn boot(self, config: &BootConfig, mut kernel: File, timing: Timing) -> Result<Machine, Error> {
+    fn boot(mut self, config: &BootConfig, mut kernel: File) -> Result<Machine, Error> {
         let memory = memory::allocate(config.memory_mib)?;
+        self.timing.memory_us = micros(self.started);
         let features = cpu::supported_features(&self.kvm)?;
         let (ending, endings) = channel_of_endings()?;
         let wanted =
             Wanted { cid: config.cid, console: config.console, network: config.network, saved: None };
+        let (mut timing, started) = (self.timing, self.started);
         let board = self.board(&memory, &wanted, &ending)?;
+        timing.devices_us = micros(started);
 
         let line = boot::command_line(board.transports.len() as u32, config.console, &config.cmdline)?;
         let entry = boot::load_kernel(&memory, &mut kernel)?;
         boot::write_params(&memory, &line)?;
         boot::write_mptable(&memory, config.vcpus)?;
         cpu::write_tables(&memory)?;
+        timing.loaded_us = micros(started);
 
         let vcpus = (0..config.vcpus)
             .map(|id| Vcpu::new(&board.vm, id, config.vcpus, &features, board.around.clone()))
@@ -175,19 +181,23 @@ impl Builder {
         if let Some(boot_processor) = vcpus.first() {
             boot_processor.set_entry(entry)?;
         }
+        timing.processors_us = micros(started);
         let reset = board.reset.try_clone().map_err(Error::io("copy an eventfd"))?;
         let live = board.start(vcpus, memory, config.memory_mib, &ending, false)?;
         Ok(Machine { live, ending, endings, reset, timing })
     }
 
-    fn restore(self, config: &RestoreConfig, saved: Saved, timing: Timing) -> Result<Machine, Error> {
+    fn restore(mut self, config: &RestoreConfig, saved: Saved) -> Result<Machine, Error> {
         let state = read_state(saved.state)?;
         check_state(&state, &cpu::supported_features(&self.kvm)?)?;
         let memory = snapshot::map(&state.memory, saved.memory, config.verify)?;
+        self.timing.memory_us = micros(self.started);
         let (ending, endings) = channel_of_endings()?;
         let saved = Some(state.devices.as_slice());
         let wanted = Wanted { cid: config.cid, console: false, network: config.network, saved };
+        let (mut timing, started) = (self.timing, self.started);
         let board = self.board(&memory, &wanted, &ending)?;
+        timing.devices_us = micros(started);
         if board.transports.len() != state.devices.len() {
             return Err(Error::Snapshot("it has devices that this machine has no slot for".into()));
         }
@@ -206,6 +216,7 @@ impl Builder {
         // Only the time is given back: the flags tell what the saving host could vouch for.
         let clock = kvm_bindings::kvm_clock_data { clock: state.clock.clock, ..Default::default() };
         board.vm.set_clock(&clock).map_err(Error::kvm("restore the clock"))?;
+        timing.processors_us = micros(started);
 
         let reset = board.reset.try_clone().map_err(Error::io("copy an eventfd"))?;
         let live = board.start(vcpus, memory, state.memory.mib, &ending, true)?;
