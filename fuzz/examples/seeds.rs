@@ -4,11 +4,13 @@
 use bivouac_fuzz::{BUFFERS, SIZE_MAX};
 use bivouac_protocol::{
     agent::{
-        Configure, Ended, FileInfo, Hello, More, Open, Outcome, Refusal, Reply, Request, StartCommand,
+        Configure, Ended, FileInfo, Hello, Limit, More, Open, Outcome, Refusal, Reply, Request, StartCommand,
         StartFailure, StartFailureKind, Stream, VERSION,
     },
     frame,
-    monitor::{self, BootConfig, FromMonitor, Network, State, StopReason, ToMonitor},
+    monitor::{
+        self, BootConfig, FromMonitor, Jail, Network, RestoreConfig, State, StopReason, Timing, ToMonitor,
+    },
 };
 use std::{fs, io, path::Path};
 
@@ -231,6 +233,7 @@ fn protocol() -> Vec<Vec<u8>> {
         user_us: 10,
         system_us: 20,
         max_rss_kib: 4096,
+        limits_hit: vec![Limit::Memory, Limit::Pids],
     };
     let start = StartCommand {
         command_id: text("cmd_1"),
@@ -240,15 +243,19 @@ fn protocol() -> Vec<Vec<u8>> {
         user: None,
         timeout_ms: Some(60_000),
     };
+    let jail = Jail { uid: 70_000, gid: 70_000 };
+    let network = Some(Network { mac: [2, 0, 0, 0, 0, 1], mtu: 1500 });
     let boot = BootConfig {
         version: monitor::VERSION,
+        jail,
         vcpus: 2,
         memory_mib: 512,
         cid: 7,
         cmdline: text("quiet"),
         console: false,
-        network: Some(Network { mac: [2, 0, 0, 0, 0, 1], mtu: 1500 }),
+        network,
     };
+    let restore = RestoreConfig { version: monitor::VERSION, jail, cid: 8, verify: true, network };
     let failure = StartFailure { kind: StartFailureKind::NotFound, detail: text("no such program") };
     let id = || text("cmd_1");
     vec![
@@ -269,9 +276,19 @@ fn protocol() -> Vec<Vec<u8>> {
         framed(4, &configure()),
         framed(5, &ended(Outcome::Signaled { signal: 9, oom_killed: true })),
         packet(6, &ToMonitor::Boot(boot)),
+        packet(6, &ToMonitor::Restore(restore)),
+        packet(6, &ToMonitor::Snapshot),
         packet(6, &ToMonitor::Stop),
-        packet(7, &FromMonitor::Booted(Timing { configured_us: 1, booted_us: 300, ..Timing::default() })),
-        packet(7, &FromMonitor::Status { state: State::Running, pid: 4000, exits: 1 << 33 }),
+        packet(
+            7,
+            &FromMonitor::Booted(Timing {
+                configured_us: 1,
+                jailed_us: 2,
+                booted_us: 300,
+                ..Timing::default()
+            }),
+        ),
+        packet(7, &FromMonitor::Status { state: State::Running, exits: 1 << 33 }),
         packet(7, &FromMonitor::Stopped(StopReason::Fault { detail: text("why") })),
     ]
 }

@@ -24,7 +24,7 @@ use std::{
     cell::OnceCell,
     sync::{Arc, Mutex},
 };
-use virtio_queue::QueueT;
+use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -39,10 +39,13 @@ const LIVE: u32 = FEATURES_OK | status::DRIVER_OK;
 #[derive(Default)]
 struct Told {
     activations: u32,
-    resets: u32,
+    sleeps: u32,
 }
 
-struct Spy(Arc<Mutex<Told>>);
+struct Spy {
+    told: Arc<Mutex<Told>>,
+    queues: Vec<Queue>,
+}
 
 impl Device for Spy {
     fn name(&self) -> &'static str {
@@ -74,13 +77,14 @@ impl Device for Spy {
             assert!(queue.is_valid(&activation.memory));
             assert_eq!(queue.event_idx_enabled(), activation.features & feature::EVENT_IDX != 0);
         }
-        self.0.lock().unwrap().activations += 1;
+        self.told.lock().unwrap().activations += 1;
+        self.queues = activation.queues;
         Ok(())
     }
 
-    fn reset(&mut self) -> Result<(), Error> {
-        self.0.lock().unwrap().resets += 1;
-        Ok(())
+    fn sleep(&mut self) -> Result<Vec<Queue>, Error> {
+        self.told.lock().unwrap().sleeps += 1;
+        Ok(std::mem::take(&mut self.queues))
     }
 }
 
@@ -100,10 +104,11 @@ fuzz_target!(|bytes: &[u8]| {
     });
     let told = Arc::new(Mutex::new(Told::default()));
     let interrupt = Arc::new(Interrupt::new(EventFd::new(EFD_NONBLOCK).unwrap()));
-    let transport = Transport::new(Box::new(Spy(told.clone())), interrupt, memory).unwrap();
+    let transport =
+        Transport::new(Box::new(Spy { told: told.clone(), queues: Vec::new() }), interrupt, memory).unwrap();
 
     let mut input = Input::new(bytes);
-    let (mut before, mut activations, mut resets, mut active) = (0, 0, 0, false);
+    let (mut before, mut activations, mut sleeps, mut active) = (0, 0, 0, false);
     while !input.is_empty() {
         let (how, place, _, value) = (input.byte(), input.short(), input.byte(), input.word());
         let offset = if how & 0x40 == 0 { u64::from(place % 0x80) * 4 } else { u64::from(place % 0x1000) };
@@ -136,11 +141,11 @@ fuzz_target!(|bytes: &[u8]| {
                 active = true;
             }
             if after == 0 && std::mem::take(&mut active) {
-                resets += 1;
+                sleeps += 1;
             }
         }
         before = after;
         let told = told.lock().unwrap();
-        assert_eq!((told.activations, told.resets), (activations, resets));
+        assert_eq!((told.activations, told.sleeps), (activations, sleeps));
     }
 });

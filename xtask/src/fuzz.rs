@@ -117,7 +117,7 @@ fn cargo(what: &str) -> Result<Command> {
         .env("RUSTFLAGS", FLAGS.join(" "))
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("CARGO_TARGET_DIR")
-        .args([what, "--quiet", "--locked", "--release", "--target", build::TARGET, "--target-dir"])
+        .args([what, "--quiet", "--release", "--target", build::TARGET, "--target-dir"])
         .arg(work()?);
     Ok(command)
 }
