@@ -39,8 +39,8 @@ impl Announced {
         self.announcements.expect(cid)
     }
 
-    /// Waits for the guest's first word, and returns when it was heard, and the connection.
-    pub async fn hello(&self, expected: &mut Expected) -> Result<(Instant, BoxChannel)> {
+    /// Waits for the guest's first word.
+    pub async fn hello(&self, expected: &mut Expected) -> Result<Heard> {
         let hello = async {
             let mut channel = expected.arrival().await.context("the announcement was lost")?;
             let hello: Hello = wire::receive(&mut channel).await?;
@@ -48,7 +48,7 @@ impl Announced {
             if hello.version != VERSION {
                 bail!("the agent speaks version {}", hello.version);
             }
-            Ok((heard, channel))
+            Ok(Heard { at: heard, uptime_ms: hello.uptime_us as f64 / 1000.0, channel })
         };
         tokio::time::timeout(PATIENCE, hello).await.context("the guest did not announce itself")?
     }
@@ -63,6 +63,14 @@ impl Announced {
         self.announcements.keep(cid, channel);
         Ok(())
     }
+}
+
+/// A guest's first word.
+pub struct Heard {
+    pub at: Instant,
+    /// By the guest's clock, from its kernel's start.
+    pub uptime_ms: f64,
+    pub channel: BoxChannel,
 }
 
 pub fn configuration(cid: u32) -> Result<Configure> {

@@ -1,6 +1,11 @@
 //! Our own monitor, started by the code that the daemon starts it with.
 
-use crate::{Setting, guest, guest::Announced, memory, ms, sample::Sample};
+use crate::{
+    Setting, guest,
+    guest::{Announced, Heard},
+    memory, ms,
+    sample::Sample,
+};
 use anyhow::{Context, Result, bail};
 use bivouac_protocol::{
     agent::PORT_PARAMETER,
@@ -11,7 +16,7 @@ use bivouacd::{
     ids::SandboxId,
     lifecycle::Scope,
     machine::{
-        BoxChannel, Machine, MachineSpec, Machines, SavedMachine,
+        Machine, MachineSpec, Machines, SavedMachine,
         real::{RealMachines, Settings},
     },
 };
@@ -43,7 +48,7 @@ impl Bivouac {
         this.machines.prepare(&spec).await?;
         let mut expected = announced.expect(cid);
         let mut machine = this.machines.launch(&spec).await?;
-        let (_, channel) = this.hello(announced, &mut expected, &mut machine, &spec.id).await?;
+        let Heard { channel, .. } = this.hello(announced, &mut expected, &mut machine, &spec.id).await?;
         announced.configure(cid, channel).await?;
         // Runs once what every first command runs, so that a clone finds it in its page cache.
         guest::exec(cid, "warm", &["/bin/true"]).await?;
@@ -59,7 +64,7 @@ impl Bivouac {
         self.machines.prepare(&spec).await?;
         let mut expected = announced.expect(cid);
         let mut machine = self.machines.launch(&spec).await?;
-        let (_, channel) = self.hello(announced, &mut expected, &mut machine, &spec.id).await?;
+        let Heard { channel, .. } = self.hello(announced, &mut expected, &mut machine, &spec.id).await?;
         announced.configure(cid, channel).await?;
         let log = guest::exec(cid, "log", &["dmesg"]).await?;
         self.machines.release(&spec.id, Scope::Everything).await?;
@@ -85,7 +90,7 @@ impl Bivouac {
         expected: &mut Expected,
         machine: &mut Machine,
         id: &SandboxId,
-    ) -> Result<(Instant, BoxChannel)> {
+    ) -> Result<Heard> {
         let heard = tokio::select! {
             heard = announced.hello(expected) => heard,
             end = machine.ended() => Err(anyhow::anyhow!("the machine ended: {}", end.reason().detail)),
@@ -106,8 +111,9 @@ impl Bivouac {
         let begun = Instant::now();
         let mut machine = self.machines.launch(&spec).await?;
         let launched = ms(begun);
-        let (heard, channel) = self.hello(announced, &mut expected, &mut machine, &spec.id).await?;
-        let hello = heard.duration_since(begun).as_secs_f64() * 1000.0;
+        let Heard { at, uptime_ms, channel } =
+            self.hello(announced, &mut expected, &mut machine, &spec.id).await?;
+        let hello = at.duration_since(begun).as_secs_f64() * 1000.0;
         let exits = exits(&machine).await?;
         announced.configure(cid, channel).await?;
         let configured = ms(begun);
@@ -120,6 +126,7 @@ impl Bivouac {
         if let Some(booted) = machine.booted() {
             sample.phases.extend(phases(&booted, true));
         }
+        sample.phases.push(("cold: hello, by the guest's clock", uptime_ms));
         sample.phases.extend([("cold: hello", hello), ("cold: configured", configured)]);
         self.finish(&spec, cid, &mut sample, true).await?;
         Ok(sample)
@@ -132,8 +139,8 @@ impl Bivouac {
         let begun = Instant::now();
         let mut machine = self.machines.launch(&spec).await?;
         let launched = ms(begun);
-        let (heard, channel) = self.hello(announced, &mut expected, &mut machine, &spec.id).await?;
-        let hello = heard.duration_since(begun).as_secs_f64() * 1000.0;
+        let Heard { at, channel, .. } = self.hello(announced, &mut expected, &mut machine, &spec.id).await?;
+        let hello = at.duration_since(begun).as_secs_f64() * 1000.0;
         announced.configure(cid, channel).await?;
         let configured = ms(begun);
         guest::exec(cid, "first", &["/bin/true"]).await?;

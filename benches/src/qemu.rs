@@ -1,6 +1,11 @@
 //! QEMU's microvm machine, as its documentation advises for a short start, with the same devices over MMIO.
 
-use crate::{Setting, guest, guest::Announced, memory, ms, sample::Sample};
+use crate::{
+    Setting, guest,
+    guest::{Announced, Heard},
+    memory, ms,
+    sample::Sample,
+};
 use anyhow::{Context, Result};
 use bivouac_protocol::agent::PORT_PARAMETER;
 use std::{
@@ -27,8 +32,8 @@ pub async fn cold(setting: &Setting, announced: &Announced, cid: u32) -> Result<
     let begun = Instant::now();
     let mut running = Running(command.spawn().context("cannot start qemu-system-x86_64")?);
     let heard = announced.hello(&mut expected).await;
-    let (heard, channel) = heard.with_context(|| said(&mut running))?;
-    let hello = heard.duration_since(begun).as_secs_f64() * 1000.0;
+    let Heard { at, channel, .. } = heard.with_context(|| said(&mut running))?;
+    let hello = at.duration_since(begun).as_secs_f64() * 1000.0;
     announced.configure(cid, channel).await?;
     guest::exec(cid, "first", &["/bin/true"]).await?;
     let mut sample =
