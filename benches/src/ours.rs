@@ -108,6 +108,8 @@ impl Bivouac {
         let spec = self.spec(cid, false);
         self.machines.prepare(&spec).await?;
         let mut expected = announced.expect(cid);
+        // Mounts what they are read from, if need be, before the clock runs.
+        kvm_statistics();
         let begun = Instant::now();
         let mut machine = self.machines.launch(&spec).await?;
         let launched = ms(begun);
@@ -115,13 +117,15 @@ impl Bivouac {
             self.hello(announced, &mut expected, &mut machine, &spec.id).await?;
         let hello = at.duration_since(begun).as_secs_f64() * 1000.0;
         let exits = exits(&machine).await?;
+        let kernel = kvm_statistics();
         announced.configure(cid, channel).await?;
         let configured = ms(begun);
         guest::exec(cid, "first", &["/bin/true"]).await?;
         let mut sample =
             Sample { cold_hello_ms: Some(hello), cold_exec_ms: Some(ms(begun)), ..Sample::default() };
         let faults = faults(self.pid(&spec.id)?)?;
-        sample.counts.extend([("kvm_exits_to_hello", exits as f64), ("pages_faulted_to_exec", faults)]);
+        sample.counts.extend([("monitor_exits_to_hello", exits as f64), ("pages_faulted_to_exec", faults)]);
+        sample.counts.extend(kernel);
         sample.phases.push(("cold: launch", launched));
         if let Some(booted) = machine.booted() {
             sample.phases.extend(phases(&booted, true));
@@ -203,6 +207,34 @@ async fn exits(machine: &Machine) -> Result<u64> {
         FromMonitor::Status { exits, .. } => Ok(exits),
         other => bail!("{other:?}"),
     }
+}
+
+/// KVM's own counters, of the one machine that lives. Empty where debugfs cannot be read.
+fn kvm_statistics() -> Vec<(&'static str, f64)> {
+    let folder = std::path::Path::new("/sys/kernel/debug/kvm");
+    if !folder.is_dir() {
+        let _ = std::process::Command::new("mount")
+            .args(["-t", "debugfs", "none", "/sys/kernel/debug"])
+            .stderr(std::process::Stdio::null())
+            .status();
+    }
+    let read = |(file, name): (&str, &'static str)| {
+        let count = std::fs::read_to_string(folder.join(file)).ok()?.trim().parse().ok()?;
+        Some((name, count))
+    };
+    [
+        ("exits", "kvm_exits_to_hello"),
+        ("pf_taken", "kvm_page_faults_to_hello"),
+        ("halt_exits", "kvm_halts_to_hello"),
+        ("irq_injections", "kvm_interrupts_to_hello"),
+        ("irq_exits", "kvm_host_interrupts_to_hello"),
+        ("mmio_exits", "kvm_mmio_to_hello"),
+        ("io_exits", "kvm_port_io_to_hello"),
+        ("insn_emulation", "kvm_emulated_to_hello"),
+    ]
+    .into_iter()
+    .filter_map(read)
+    .collect()
 }
 
 /// Page faults of a process so far, those its guest made it take among them.
