@@ -6,9 +6,8 @@ use vm_memory::{Bytes, GuestAddress};
 
 /// Version of a local APIC that is on the chip.
 const APIC_VERSION: u8 = 0x14;
-/// One ISA bus; interrupts 0 to 23 of it are wired to the same pins of the IO-APIC.
+/// One ISA bus, whose interrupts are wired to the same pins of the IO-APIC.
 const ISA_BUS: u8 = 0;
-const IRQS: u8 = 24;
 
 const ENTRY_PROCESSOR: u8 = 0;
 const ENTRY_BUS: u8 = 1;
@@ -21,15 +20,16 @@ const INTERRUPT_EXTINT: u8 = 3;
 const CPU_ENABLED: u8 = 1;
 const CPU_BOOTSTRAP: u8 = 2;
 
-/// Writes the table for `vcpus` processors with APIC ids 0 and up.
-pub fn write(memory: &Memory, vcpus: u8) -> Result<(), Error> {
-    let table = build(vcpus)?;
+/// Writes the table for `vcpus` processors with APIC ids 0 and up. `interrupts`: those that something is connected to. The
+/// kernel sets up each one that is listed, register by register, and every register access of the IO-APIC is an exit.
+pub fn write(memory: &Memory, vcpus: u8, interrupts: &[u8]) -> Result<(), Error> {
+    let table = build(vcpus, interrupts)?;
     memory
         .write_slice(&table, GuestAddress(layout::MPTABLE))
         .map_err(|e| Error::Kernel(format!("processor table: {e}")))
 }
 
-fn build(vcpus: u8) -> Result<Vec<u8>, Error> {
+fn build(vcpus: u8, interrupts: &[u8]) -> Result<Vec<u8>, Error> {
     let ioapic_id = vcpus;
     let mut entries = Vec::new();
     let mut count: u16 = 0;
@@ -50,8 +50,8 @@ fn build(vcpus: u8) -> Result<Vec<u8>, Error> {
     let mut ioapic = vec![ENTRY_IOAPIC, ioapic_id, APIC_VERSION, 1];
     ioapic.extend_from_slice(&layout::IOAPIC.to_le_bytes());
     push(&ioapic);
-    for irq in 0..IRQS {
-        push(&[ENTRY_INTERRUPT, INTERRUPT_INT, 0, 0, ISA_BUS, irq, ioapic_id, irq]);
+    for irq in interrupts {
+        push(&[ENTRY_INTERRUPT, INTERRUPT_INT, 0, 0, ISA_BUS, *irq, ioapic_id, *irq]);
     }
     push(&[ENTRY_LOCAL_INTERRUPT, INTERRUPT_EXTINT, 0, 0, ISA_BUS, 0, 0, 0]);
     push(&[ENTRY_LOCAL_INTERRUPT, INTERRUPT_NMI, 0, 0, ISA_BUS, 0, 0xff, 1]);
@@ -93,7 +93,8 @@ mod tests {
     #[test]
     fn both_checksums_hold_and_the_largest_machine_fits() {
         for vcpus in [1, 2, 8, 32] {
-            let table = build(vcpus).unwrap();
+            let every: Vec<u8> = (0..24).collect();
+            let table = build(vcpus, &every).unwrap();
             assert_eq!(checksum(&table[..16]), 0);
             assert_eq!(checksum(&table[16..]), 0);
             assert_eq!(usize::from(u16::from_le_bytes([table[20], table[21]])), table.len() - 16);

@@ -3,6 +3,7 @@
 
 mod cpuid;
 mod msrs;
+mod prefault;
 mod processor;
 mod registers;
 mod state;

@@ -1,7 +1,7 @@
 //! One virtual processor: made, entered, and its exits served.
 
 use super::{
-    cpuid, msrs, registers,
+    cpuid, msrs, prefault, registers,
     state::{self, VcpuState},
 };
 use crate::{Error, bus::Bus};
@@ -62,6 +62,11 @@ impl Vcpu {
         // without kvm-clock has nothing to be told.
         let _ = fd.kvmclock_ctrl();
         Ok(Self { id, fd, around })
+    }
+
+    /// Maps guest pages that are about to be touched, as far as this host can.
+    pub fn prefault(&self, start: u64, bytes: u64) {
+        prefault::map(&self.fd, start, bytes);
     }
 
     pub fn id(&self) -> u8 {

@@ -23,7 +23,7 @@ use crate::{
 };
 use bivouac_protocol::monitor::Network;
 use event_manager::{EventManager, SubscriberOps};
-use kvm_ioctls::{IoEventAddress, VmFd};
+use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use std::{fs::File, sync::Arc};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -59,15 +59,18 @@ impl<'a> Slots<'a> {
         layout::VIRTIO_MMIO_BASE + u64::from(self.used()) * layout::VIRTIO_MMIO_SIZE
     }
 
-    /// An eventfd for each queue, which KVM writes when the driver notifies that queue.
-    fn kicks(&self, queues: usize) -> Result<Vec<EventFd>, Error> {
-        (0..queues as u32)
+    /// An eventfd for each of the first `notified` of `queues` queues, which KVM writes when the driver notifies that
+    /// queue. A device with one queue need not be told which, and KVM need not decode what was written.
+    fn kicks(&self, queues: usize, notified: usize) -> Result<Vec<EventFd>, Error> {
+        let address = IoEventAddress::Mmio(self.base() + QUEUE_NOTIFY);
+        let connect = |kick: &EventFd, queue: u32| match queues {
+            1 => self.vm.register_ioevent(kick, &address, NoDatamatch),
+            _ => self.vm.register_ioevent(kick, &address, queue),
+        };
+        (0..notified as u32)
             .map(|queue| {
                 let kick = EventFd::new(EFD_NONBLOCK).map_err(Error::io("make an eventfd"))?;
-                let address = IoEventAddress::Mmio(self.base() + QUEUE_NOTIFY);
-                self.vm
-                    .register_ioevent(&kick, &address, queue)
-                    .map_err(Error::kvm("connect a device's queue"))?;
+                connect(&kick, queue).map_err(Error::kvm("connect a device's queue"))?;
                 Ok(kick)
             })
             .collect()
@@ -108,7 +111,7 @@ impl<'a> Slots<'a> {
         worker: W,
         queues: usize,
     ) -> Result<runner::Handle, Error> {
-        let (handle, runner) = runner::pair(worker, self.kicks(queues)?, self.ending.clone())?;
+        let (handle, runner) = runner::pair(worker, self.kicks(queues, queues)?, self.ending.clone())?;
         self.events.add_subscriber(Box::new(runner));
         Ok(handle)
     }
@@ -126,7 +129,7 @@ impl<'a> Slots<'a> {
     }
 
     pub fn vsock(&mut self, device: File, cid: u32) -> Result<(), Error> {
-        let device = Vsock::new(device, self.memory, cid, self.kicks(vsock::QUEUES)?)?;
+        let device = Vsock::new(device, self.memory, cid, self.kicks(vsock::QUEUES, vsock::VHOST_QUEUES)?)?;
         let interrupt = Interrupt::raised_by_kernel(self.line()?);
         self.add(Box::new(device), interrupt)
     }
@@ -141,7 +144,7 @@ impl<'a> Slots<'a> {
         let tap = Tap::new(tap)?;
         let control = tap.try_clone()?;
         let worker = NetWorker::new(tap, network.mtu);
-        let (handle, runner) = net::pair(worker, self.kicks(net::QUEUES)?, self.ending.clone())?;
+        let (handle, runner) = net::pair(worker, self.kicks(net::QUEUES, net::QUEUES)?, self.ending.clone())?;
         self.events.add_subscriber(Box::new(runner));
         let interrupt = Interrupt::new(self.line()?);
         self.add(Box::new(Net::new(handle, control, network)?), interrupt)

@@ -171,7 +171,8 @@ impl Builder {
         let line = boot::command_line(board.transports.len() as u32, config.console, &config.cmdline)?;
         let entry = boot::load_kernel(&memory, &mut kernel)?;
         boot::write_params(&memory, &line)?;
-        boot::write_mptable(&memory, config.vcpus)?;
+        let used = interrupts(board.transports.len(), config.console);
+        boot::write_mptable(&memory, config.vcpus, &used)?;
         cpu::write_tables(&memory)?;
         timing.loaded_us = micros(started);
 
@@ -254,6 +255,14 @@ impl Builder {
         };
         Ok(Board { vm, around, transports, events, reset })
     }
+}
+
+/// The interrupt lines that something is connected to: the timer's, which the kernel looks for, the serial port's and one
+/// for each device.
+fn interrupts(devices: usize, console: bool) -> Vec<u8> {
+    let serial = console.then_some(layout::SERIAL_IRQ);
+    let devices = (layout::VIRTIO_IRQ_BASE..).take(devices);
+    std::iter::once(0).chain(serial).chain(devices).filter_map(|irq| u8::try_from(irq).ok()).collect()
 }
 
 fn ports(vm: &VmFd, console: bool, reset: &EventFd) -> Result<Bus, Error> {
