@@ -22,6 +22,9 @@ use bivouacd::{
 };
 use std::{path::PathBuf, time::Instant};
 
+/// Added to a guest's address for the clone that is watched.
+const LEARNER: u32 = 10_000;
+
 pub struct Bivouac {
     machines: RealMachines,
     setting: Setting,
@@ -54,7 +57,27 @@ impl Bivouac {
         guest::exec(cid, "warm", &["/bin/true"]).await?;
         this.machines.save(&spec.id, &machine, &this.saved).await.with_context(|| this.log(&spec.id))?;
         this.machines.release(&spec.id, Scope::Everything).await?;
+        this.learn(announced, cid + LEARNER).await?;
         Ok(this)
+    }
+
+    /// Watches one clone, as the preparation of a template does, so that the others can be spared its page faults.
+    async fn learn(&self, announced: &Announced, cid: u32) -> Result<()> {
+        let mut spec = self.spec(cid, true);
+        let saved = spec.saved.as_mut().context("a clone of nothing")?;
+        saved.record = true;
+        saved.forget()?;
+        let saved = saved.clone();
+        self.machines.prepare(&spec).await?;
+        let mut expected = announced.expect(cid);
+        let mut machine = self.machines.launch(&spec).await?;
+        let Heard { channel, .. } = self.hello(announced, &mut expected, &mut machine, &spec.id).await?;
+        announced.configure(cid, channel).await?;
+        guest::exec(cid, "first", &["/bin/true"]).await?;
+        let pages = saved.learn(i32::try_from(self.pid(&spec.id)?)?)?;
+        eprintln!("a clone touches {pages} pages up to the end of its first command");
+        self.machines.release(&spec.id, Scope::Everything).await?;
+        Ok(())
     }
 
     /// What the kernel of a machine that boots with `parameters` has to say.
@@ -79,7 +102,7 @@ impl Bivouac {
             disk_mib: 1024,
             cid,
             root: self.setting.root.clone(),
-            saved: saved.then(|| SavedMachine { folder: self.saved.clone(), verify: false }),
+            saved: saved.then(|| SavedMachine { folder: self.saved.clone(), verify: false, record: false }),
             cmdline: format!("{PORT_PARAMETER}={}", self.port),
         }
     }

@@ -110,6 +110,20 @@ pub struct RestoreConfig {
     pub verify: bool,
     /// A network card on [`fd::TAP`], if the saved machine has one.
     pub network: Option<Network>,
+    /// Pages to map before the guest runs, in ascending order: those that an earlier clone touched.
+    pub prefetch: Vec<PageRun>,
+    /// Read each page of the memory file only when it is touched, and none around it: whoever watches which pages of the
+    /// file are in the host's page cache then sees what this machine touches.
+    pub record: bool,
+}
+
+/// Neighbouring pages of a memory file. 4 KiB each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageRun {
+    pub first: u32,
+    pub count: u32,
+    /// They were written, so a clone will need copies of its own.
+    pub written: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,6 +11,7 @@ mod network;
 mod process;
 mod saved;
 mod spawn;
+mod working_set;
 pub use bivouac_protocol::monitor::Timing as Booted;
 pub use dir::{log_path, spool_path};
 pub use saved::SavedMachine;

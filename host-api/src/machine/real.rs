@@ -159,6 +159,8 @@ impl Inner {
                 cid: spec.cid,
                 verify: saved.verify,
                 network: None,
+                prefetch: saved.prefetch(),
+                record: saved.record,
             }),
         }
     }

@@ -1,8 +1,8 @@
 //! A machine on disk: a folder with its memory, its state and its disk, never changed once it has its name.
 
 use super::disk::clone_file;
-use super::{Machine, MachineError};
-use bivouac_protocol::monitor::ToMonitor;
+use super::{Machine, MachineError, working_set};
+use bivouac_protocol::monitor::{PageRun, ToMonitor};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,8 @@ pub struct SavedMachine {
     pub folder: PathBuf,
     /// Check all of its memory when it is taken up. Its state is checked always.
     pub verify: bool,
+    /// Take it up so that [`SavedMachine::learn`] can tell which pages it touches.
+    pub record: bool,
 }
 
 impl SavedMachine {
@@ -29,6 +31,34 @@ impl SavedMachine {
     }
 }
 
+impl SavedMachine {
+    /// To be called before a machine is taken up with `record`: the host forgets what it holds of the memory file.
+    pub fn forget(&self) -> Result<(), MachineError> {
+        let path = self.memory();
+        let file = File::open(&path).map_err(MachineError::io(format!("opening {}", path.display())))?;
+        working_set::forget(&file).map_err(MachineError::io(format!("forgetting {}", path.display())))
+    }
+
+    /// Writes down which pages the machine that was taken up with `record` has touched, for the clones to come.
+    /// `monitor`: its process.
+    pub fn learn(&self, monitor: i32) -> Result<usize, MachineError> {
+        let failed = || MachineError::io(format!("recording the working set of {}", self.folder.display()));
+        let runs = working_set::of(monitor, &self.memory()).map_err(failed())?;
+        working_set::write(&self.folder.join(WORKING_SET), &runs).map_err(failed())?;
+        Ok(runs.iter().map(|run| usize::try_from(run.count).unwrap_or(0)).sum())
+    }
+
+    /// What an earlier clone touched; nothing if none was watched. Only ever a hint.
+    pub(super) fn prefetch(&self) -> Vec<PageRun> {
+        if self.record {
+            Vec::new()
+        } else {
+            working_set::read(&self.folder.join(WORKING_SET)).unwrap_or_default()
+        }
+    }
+}
+
+const WORKING_SET: &str = "working-set";
 const STATE: &str = "state";
 const MEMORY: &str = "memory";
 const DISK: &str = "disk.img";

@@ -25,7 +25,7 @@ use crate::{
     memory::{self, Memory},
     snapshot::{self, DeviceState, MachineState},
 };
-use bivouac_protocol::monitor::{BootConfig, Jail, Network, RestoreConfig, Timing, VERSION};
+use bivouac_protocol::monitor::{BootConfig, Jail, Network, PageRun, RestoreConfig, Timing, VERSION};
 use event_manager::EventManager;
 use kvm_bindings::{CpuId, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Kvm, VmFd};
@@ -192,6 +192,9 @@ impl Builder {
         let state = read_state(saved.state)?;
         check_state(&state, &cpu::supported_features(&self.kvm)?)?;
         let memory = snapshot::map(&state.memory, saved.memory, config.verify)?;
+        if config.record {
+            snapshot::read_singly(&memory)?;
+        }
         self.timing.memory_us = micros(self.started);
         let (ending, endings) = channel_of_endings()?;
         let saved = Some(state.devices.as_slice());
@@ -218,6 +221,7 @@ impl Builder {
         let clock = kvm_bindings::kvm_clock_data { clock: state.clock.clock, ..Default::default() };
         board.vm.set_clock(&clock).map_err(Error::kvm("restore the clock"))?;
         timing.processors_us = micros(started);
+        prefetch(&memory, state.memory.mib, &config.prefetch, vcpus.first());
 
         let reset = board.reset.try_clone().map_err(Error::io("copy an eventfd"))?;
         let live = board.start(vcpus, memory, state.memory.mib, &ending, true)?;
@@ -276,6 +280,18 @@ fn ports(vm: &VmFd, console: bool, reset: &EventFd) -> Result<Bus, Error> {
         ports.insert(layout::SERIAL_PORT.into(), 8, Arc::new(Console::new(interrupt)));
     }
     Ok(ports)
+}
+
+/// Maps what the guest is about to touch: into this process, and from there into the guest.
+fn prefetch(memory: &Memory, mib: u32, runs: &[PageRun], processor: Option<&Vcpu>) {
+    for run in runs {
+        for (start, bytes) in snapshot::guest_ranges(mib, run) {
+            snapshot::populate(memory, start, bytes, run.written);
+            if let Some(processor) = processor {
+                processor.prefault(start, bytes);
+            }
+        }
+    }
 }
 
 fn read_state(file: File) -> Result<MachineState, Error> {

@@ -4,6 +4,7 @@ use crate::{
     Error,
     memory::{self, Memory},
 };
+use bivouac_protocol::monitor::PageRun;
 use serde::{Deserialize, Serialize};
 use std::{fs::File, os::unix::fs::FileExt, sync::Arc};
 use vm_memory::{
@@ -73,6 +74,46 @@ fn read(region: &GuestRegionMmap<()>, offset: u64, piece: &mut [u8]) -> Result<(
     region
         .read_slice(piece, MemoryRegionAddress(offset))
         .map_err(|e| Error::Memory(format!("read at {offset:#x}: {e}")))
+}
+
+/// Where the pages of a memory file lie in guest memory, as ranges of guest addresses: two where the run crosses the device
+/// gap. Empty for a run that is not wholly in the file.
+pub fn guest_ranges(mib: u32, run: &PageRun) -> Vec<(u64, u64)> {
+    let mut ranges = Vec::new();
+    let (mut start, mut left) = (u64::from(run.first) * PAGE as u64, u64::from(run.count) * PAGE as u64);
+    let mut position = 0;
+    for (address, len) in memory::regions(mib) {
+        if left > 0 && (position..position + len).contains(&start) {
+            let here = left.min(position + len - start);
+            ranges.push((address + (start - position), here));
+            (start, left) = (start + here, left - here);
+        }
+        position += len;
+    }
+    if left == 0 { ranges } else { Vec::new() }
+}
+
+/// Has the kernel map pages at once, with copies of those that will be written. What cannot be is faulted in later.
+pub fn populate(memory: &Memory, start: u64, bytes: u64, written: bool) {
+    let Ok(len) = usize::try_from(bytes) else { return };
+    let Ok(slice) = memory.get_slice(GuestAddress(start), len) else { return };
+    let advice = if written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    // SAFETY: the range is part of the mapping that is this guest's memory, and its content does not change by this.
+    unsafe { libc::madvise(slice.ptr_guard_mut().as_ptr().cast(), len, advice) };
+}
+
+/// Has the kernel read each page by itself when it is touched.
+pub fn read_singly(memory: &Memory) -> Result<(), Error> {
+    for region in memory.iter() {
+        let host =
+            region.get_host_address(MemoryRegionAddress(0)).map_err(|e| Error::Memory(e.to_string()))?;
+        let len = usize::try_from(region.len()).map_err(|_| Error::Memory("a region is too large".into()))?;
+        // SAFETY: the range is this guest's memory, and only how it is read from its file changes.
+        if unsafe { libc::madvise(host.cast(), len, libc::MADV_RANDOM) } < 0 {
+            return Err(Error::Io { what: "advise on guest memory", why: std::io::Error::last_os_error() });
+        }
+    }
+    Ok(())
 }
 
 /// Maps a memory file as a machine's own: what the guest changes is copied, and the file stays as it is.
@@ -176,6 +217,16 @@ mod tests {
         assert!(short.contains("instead of"), "{short}");
         let few = MemoryLayout { mib: MIB, checksums: vec![0] };
         assert!(map(&few, file, false).is_err());
+    }
+
+    #[test]
+    fn pages_of_the_file_are_found_on_both_sides_of_the_device_gap() {
+        let run = |first, count| PageRun { first, count, written: false };
+        assert_eq!(guest_ranges(64, &run(2, 3)), [(0x2000, 0x3000)]);
+        let last = (3 << 18) - 1;
+        assert_eq!(guest_ranges(4096, &run(last, 2)), [(0xbfff_f000, 0x1000), (1 << 32, 0x1000)]);
+        assert_eq!(guest_ranges(64, &run((64 << 8) - 1, 2)), []);
+        assert_eq!(guest_ranges(64, &run(u32::MAX, u32::MAX)), []);
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod file;
 mod memory;
 
 pub use file::{CAP, decode, encode};
-pub use memory::{MemoryLayout, map, write};
+pub use memory::{MemoryLayout, guest_ranges, map, populate, read_singly, write};
 
 use crate::{Error, cpu::VcpuState, devices::virtio::transport::TransportState};
 use kvm_bindings::{kvm_clock_data, kvm_cpuid_entry2, kvm_irqchip, kvm_pit_state2};
