@@ -14,9 +14,11 @@ const BOOT_FLAG: u16 = 0xaa55;
 const LOADER_TYPE: u8 = 0xff;
 
 /// What every guest boots with. Each word either takes away a probe for hardware that is not there, or says what to do
-/// when the kernel gives up: reset at once through the keyboard controller's port, which ends the machine.
-const ALWAYS: &str = "reboot=k panic=-1 nomodule no_timer_check tsc=reliable root=/dev/vda rootfstype=erofs ro \
-                      init=/.bivouac/agent";
+/// when the kernel gives up: reset at once through the keyboard controller's port, which ends the machine. `swiotlb=noforce`
+/// keeps a kernel that has memory above 4 GiB from setting 64 MiB of it aside for devices that cannot reach there: all of
+/// ours can.
+const ALWAYS: &str = "reboot=k panic=-1 nomodule no_timer_check tsc=reliable swiotlb=noforce root=/dev/vda \
+                      rootfstype=erofs ro init=/.bivouac/agent";
 const QUIET: &str = "quiet loglevel=0 8250.nr_uarts=0";
 const CONSOLE: &str = "console=ttyS0 8250.nr_uarts=1 loglevel=7";
 
