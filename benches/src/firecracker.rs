@@ -74,7 +74,7 @@ async fn exec(socket: &Path, id: &str) -> Result<()> {
 fn configuration(setting: &Setting, disk: &Path, socket: &Path, cid: u32) -> serde_json::Value {
     let arguments = format!(
         "reboot=k panic=-1 nomodule pci=off 8250.nr_uarts=0 i8042.noaux i8042.nomux i8042.dumbkbd \
-         no_timer_check tsc=reliable noreplace-smp rootfstype=erofs init=/.bivouac/agent quiet loglevel=0 {PORT_PARAMETER}={PORT}"
+         no_timer_check tsc=reliable noreplace-smp swiotlb=noforce rootfstype=erofs init=/.bivouac/agent quiet loglevel=0 {PORT_PARAMETER}={PORT}"
     );
     serde_json::json!({
         "boot-source": { "kernel_image_path": setting.kernel, "boot_args": arguments },

@@ -67,7 +67,7 @@ fn command(setting: &Setting, disk: &Path, port: u32, cid: u32) -> Command {
         .arg(&setting.kernel)
         .arg("-append")
         .arg(format!(
-            "reboot=k panic=-1 nomodule no_timer_check tsc=reliable noreplace-smp root=/dev/vda rootfstype=erofs ro \
+            "reboot=k panic=-1 nomodule no_timer_check tsc=reliable noreplace-smp swiotlb=noforce root=/dev/vda rootfstype=erofs ro \
              init=/.bivouac/agent quiet loglevel=0 8250.nr_uarts=0 {PORT_PARAMETER}={port}"
         ))
         .args(["-device", "virtio-rng-device"])

@@ -140,29 +140,32 @@ fn end_to_end(cache: &Cache, options: &Options) -> Result<()> {
     let place = Place::choose();
     let prefix = build::all(cache)?;
     let programs = test_programs()?;
-    let mut arguments: Vec<String> = options.filter.iter().cloned().collect();
+    let mut arguments = vec!["-c".to_owned(), one_after_the_other(&programs), "sh".to_owned()];
+    arguments.extend(options.filter.iter().cloned());
     arguments.extend(options.arguments.iter().cloned());
-    let mut failed = Vec::new();
-    for program in &programs {
-        let code = place.run(
-            cache,
-            &Guests {
-                program,
-                arguments: &arguments,
-                env: &[("BIVOUAC_PREFIX", prefix.display().to_string())],
-                shared: &[build::target_dir()?],
-                retryable: true,
-                seconds: SECONDS,
-            },
-        )?;
-        if code != ExitCode::SUCCESS {
-            failed.push(program.display().to_string());
-        }
-    }
-    if !failed.is_empty() {
-        bail!("failed: {}; run one test by `cargo xtask test --e2e NAME`", failed.join(", "));
+    let code = place.run(
+        cache,
+        &Guests {
+            program: Path::new("/bin/sh"),
+            arguments: &arguments,
+            env: &[("BIVOUAC_PREFIX", prefix.display().to_string())],
+            shared: &[build::target_dir()?],
+            retryable: true,
+            seconds: SECONDS,
+        },
+    )?;
+    if code != ExitCode::SUCCESS {
+        bail!("some failed; run one test by `cargo xtask test --e2e NAME`");
     }
     Ok(())
+}
+
+/// A shell's script that runs all programs, each with the script's arguments, and fails if one does. So one stay in the
+/// lab, which takes a while to come up, does for all of them.
+fn one_after_the_other(programs: &[PathBuf]) -> String {
+    let quoted = |path: &PathBuf| format!("'{}'", path.display().to_string().replace('\'', r"'\''"));
+    let runs = programs.iter().map(|path| format!("{} \"$@\" || failed=1\n", quoted(path)));
+    format!("failed=0\n{}exit $failed\n", runs.collect::<String>())
 }
 
 /// Builds the end-to-end tests; returns the programs that are them.
@@ -232,6 +235,20 @@ fn succeed(command: &mut Command, remedy: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_program_is_run_with_the_same_arguments_and_one_that_fails_is_enough() {
+        let run = |programs: &[&str]| {
+            let programs: Vec<PathBuf> = programs.iter().map(PathBuf::from).collect();
+            let script = one_after_the_other(&programs);
+            Command::new("/bin/sh").args(["-c", &script, "sh", "a b", "c"]).output().unwrap()
+        };
+        let passed = run(&["/bin/echo", "/bin/echo"]);
+        assert!(passed.status.success());
+        assert_eq!(passed.stdout, b"a b c\na b c\n");
+        let failed = run(&["/bin/false", "/bin/it's not there", "/bin/echo"]);
+        assert_eq!((failed.status.code(), failed.stdout.as_slice()), (Some(1), b"a b c\n".as_slice()));
+    }
 
     #[test]
     fn only_programs_that_are_tests_are_run() {

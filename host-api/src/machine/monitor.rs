@@ -53,6 +53,8 @@ pub struct Watched {
     /// It is our own child, and ours to reap.
     pub ours: bool,
     pub control: OwnedFd,
+    /// It was asked something already, and the answer is for nobody.
+    pub asked: bool,
     /// Whether the kernel killed it for want of memory.
     pub oom_killed: OomKilled,
 }
@@ -73,12 +75,12 @@ pub fn watch(watched: Watched, name: String) -> Result<Machine, MachineError> {
     let failed = || MachineError::io(format!("watching the monitor of {name}"));
     let alive = readable(watched.pidfd.try_clone().map_err(failed())?).map_err(failed())?;
     let control = readable(watched.control).map_err(failed())?;
-    let (ours, oom_killed) = (watched.ours, watched.oom_killed);
+    let (ours, asked, oom_killed) = (watched.ours, watched.asked, watched.oom_killed);
     let (end_tx, end_rx) = watch::channel(None);
     let (booted_tx, booted_rx) = watch::channel(None);
     let (ask_tx, ask_rx) = mpsc::channel(ASKS);
     tokio::spawn(async move {
-        let said = converse(&control, &alive, &booted_tx, ask_rx).await;
+        let said = converse(&control, &alive, &booted_tx, asked, ask_rx).await;
         if said.is_some() && tokio::time::timeout(LEAVE, gone(&alive)).await.is_err() {
             process::kill_pidfd(alive.get_ref());
         }
@@ -161,10 +163,15 @@ async fn converse(
     control: &AsyncFd<OwnedFd>,
     alive: &AsyncFd<OwnedFd>,
     booted: &watch::Sender<Option<Booted>>,
+    asked: bool,
     mut asks: mpsc::Receiver<Ask>,
 ) -> Option<FromMonitor> {
     // Who waits for an answer, in the order of the questions, which is that of the answers.
     let mut waiting: VecDeque<oneshot::Sender<FromMonitor>> = VecDeque::new();
+    if asked {
+        // Else the first to ask would get the answer to what was asked before.
+        waiting.push_back(oneshot::channel().0);
+    }
     let mut asking = true;
     loop {
         let heard = tokio::select! {
@@ -233,6 +240,16 @@ mod tests {
         Arc::new(process::open(i32::try_from(child.id()).unwrap()).unwrap().unwrap())
     }
 
+    fn connection() -> (OwnedFd, OwnedFd) {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap()
+    }
+
+    fn watched(pidfd: &Arc<OwnedFd>, control: OwnedFd, asked: bool) -> Watched {
+        let oom_killed = Box::new(|| false);
+        Watched { pidfd: Arc::clone(pidfd), ours: true, control, asked, oom_killed }
+    }
+
     #[test]
     fn a_taken_address_is_told_from_other_failures() {
         assert!(cid_taken("vsock device failed: context id 1033: Address already in use (os error 98)"));
@@ -243,16 +260,8 @@ mod tests {
     #[tokio::test]
     async fn the_end_of_a_process_that_says_nothing_is_told_by_its_status() {
         let pidfd = child("/bin/sleep", "60");
-        let (ours, _theirs) = rustix::net::socketpair(
-            rustix::net::AddressFamily::UNIX,
-            rustix::net::SocketType::SEQPACKET,
-            rustix::net::SocketFlags::NONBLOCK,
-            None,
-        )
-        .unwrap();
-        let watched =
-            Watched { pidfd: Arc::clone(&pidfd), ours: true, control: ours, oom_killed: Box::new(|| false) };
-        let mut machine = watch(watched, "test".to_owned()).unwrap();
+        let (ours, _theirs) = connection();
+        let mut machine = watch(watched(&pidfd, ours, false), "test".to_owned()).unwrap();
         process::kill_pidfd(&pidfd);
         let end = machine.ended().await;
         assert_eq!(
@@ -264,22 +273,35 @@ mod tests {
     #[tokio::test]
     async fn a_monitor_s_last_word_is_heard_although_it_has_gone() {
         let pidfd = child("/bin/true", "");
-        let (ours, theirs) = rustix::net::socketpair(
-            rustix::net::AddressFamily::UNIX,
-            rustix::net::SocketType::SEQPACKET,
-            rustix::net::SocketFlags::NONBLOCK,
-            None,
-        )
-        .unwrap();
+        let (ours, theirs) = connection();
         let booted = FromMonitor::Booted(Booted { booted_us: 3, ..Booted::default() });
         let word = FromMonitor::Stopped(StopReason::GuestCrash { detail: "triple fault".to_owned() });
         for message in [booted, word] {
             send(&theirs, &monitor::encode(&message).unwrap(), SendFlags::empty()).unwrap();
         }
         drop(theirs);
-        let watched = Watched { pidfd, ours: true, control: ours, oom_killed: Box::new(|| false) };
-        let mut machine = watch(watched, "test".to_owned()).unwrap();
+        let mut machine = watch(watched(&pidfd, ours, false), "test".to_owned()).unwrap();
         assert_eq!(machine.ended().await, MachineEnd::Ended(Reason::new("guest_crashed", "triple fault")));
         assert_eq!(machine.booted().map(|b| b.booted_us), Some(3));
+    }
+
+    /// A machine that is found is told to go on before anybody asks it anything.
+    #[tokio::test]
+    async fn an_answer_that_nobody_waits_for_is_not_taken_for_the_next_one() {
+        let pidfd = child("/bin/sleep", "60");
+        let (ours, theirs) = connection();
+        let machine = watch(watched(&pidfd, ours, true), "test".to_owned()).unwrap();
+        let answers = async {
+            // Only once the question is there: until then both answers could be heard too early.
+            while recv(&theirs, [0_u8; 64].as_mut_slice(), RecvFlags::DONTWAIT).is_err() {
+                tokio::task::yield_now().await;
+            }
+            for answer in [FromMonitor::Resumed, FromMonitor::Paused] {
+                send(&theirs, &monitor::encode(&answer).unwrap(), SendFlags::empty()).unwrap();
+            }
+        };
+        let (answer, ()) = tokio::join!(machine.ask(ToMonitor::Pause, Vec::new()), answers);
+        assert_eq!(answer.unwrap(), FromMonitor::Paused);
+        process::kill_pidfd(&pidfd);
     }
 }

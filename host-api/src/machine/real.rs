@@ -137,7 +137,13 @@ impl Inner {
         };
         monitor::say(&control, &self.orders(spec))?;
         let child = spawn(&self.settings.prefix.join("bin/bivouac-vmm"), parts)?;
-        Ok(Watched { pidfd: Arc::new(child.pidfd), ours: true, control, oom_killed: Box::new(|| false) })
+        Ok(Watched {
+            pidfd: Arc::new(child.pidfd),
+            ours: true,
+            control,
+            asked: false,
+            oom_killed: Box::new(|| false),
+        })
     }
 
     fn orders(&self, spec: &MachineSpec) -> ToMonitor {
@@ -174,7 +180,13 @@ impl Inner {
         let Some(control) = dir.connect()? else { return Ok(None) };
         // An earlier daemon may have been killed while it had the machine paused. One that runs takes no notice.
         monitor::say(&control, &ToMonitor::Resume)?;
-        Ok(Some(Watched { pidfd: Arc::new(pidfd), ours: false, control, oom_killed: Box::new(|| false) }))
+        Ok(Some(Watched {
+            pidfd: Arc::new(pidfd),
+            ours: false,
+            control,
+            asked: true,
+            oom_killed: Box::new(|| false),
+        }))
     }
 
     /// A pidfd of the process in the sandbox's cgroup, and in it still once the descriptor is open.

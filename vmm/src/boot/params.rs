@@ -15,8 +15,9 @@ const LOADER_TYPE: u8 = 0xff;
 
 /// What every guest boots with. Each word either takes away a probe for hardware that is not there, or says what to do
 /// when the kernel gives up: reset at once through the keyboard controller's port, which ends the machine. `noreplace-smp`: on
-/// one processor the kernel would patch every lock prefix away, for less than the patching costs.
-const ALWAYS: &str = "reboot=k panic=-1 nomodule no_timer_check tsc=reliable noreplace-smp root=/dev/vda \
+/// one processor the kernel would patch every lock prefix away, for less than the patching costs. `swiotlb=noforce` keeps a
+/// kernel that has memory above 4 GiB from setting 64 MiB of it aside for devices that cannot reach there: all of ours can.
+const ALWAYS: &str = "reboot=k panic=-1 nomodule no_timer_check tsc=reliable noreplace-smp swiotlb=noforce root=/dev/vda \
                       rootfstype=erofs ro init=/.bivouac/agent";
 const QUIET: &str = "quiet loglevel=0 8250.nr_uarts=0";
 const CONSOLE: &str = "console=ttyS0 8250.nr_uarts=1 loglevel=7";
