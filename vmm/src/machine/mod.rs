@@ -16,6 +16,8 @@ mod live;
 mod parts;
 mod slots;
 mod start;
+#[cfg(test)]
+mod tests;
 
 pub use live::Live;
 pub use parts::{Parts, Saved, inherited, required};
