@@ -20,7 +20,7 @@ mod start;
 mod tests;
 
 pub use live::Live;
-pub use parts::{Parts, Saved, inherited, required};
+pub use parts::{Beginnings, Parts, Saved, inherited};
 pub use start::{Origin, start};
 
 use crate::{
