@@ -202,12 +202,21 @@ pub fn take_interrupts() {
     let handler = on_interrupt as *const () as u64;
     store(IST1, INTERRUPT_STACK);
     for vector in 0..256 {
-        let gate = (handler & 0xffff) | (CODE << 16) | (1 << 32) | (0x8e << 40) | ((handler & 0xffff_0000) << 32);
+        let gate =
+            (handler & 0xffff) | (CODE << 16) | (1 << 32) | (0x8e << 40) | ((handler & 0xffff_0000) << 32);
         store(INTERRUPTS + vector * 16, if vector < 32 { 0 } else { gate });
         store(INTERRUPTS + vector * 16 + 8, handler >> 32);
     }
     store(INTERRUPTS_POINTER, 0x0fff_u16);
     store(INTERRUPTS_POINTER + 2, INTERRUPTS);
+    // The old controllers too, with vectors of their own and no need for an end (initialization words of the 8259A): as they are
+    // at first, they would raise exceptions.
+    for (command, data, vector, cascade) in [(0x20, 0x21, 0x20, 4), (0xa0, 0xa1, 0x28, 2)] {
+        out8(command, 0x11);
+        for word in [vector, cascade, 3, 0] {
+            out8(data, word);
+        }
+    }
     // SAFETY: the table is complete, and its handler changes nothing.
     unsafe { asm!("lidt [{}]", "sti", in(reg) INTERRUPTS_POINTER) };
     // Software enable, and a vector for spurious ones.

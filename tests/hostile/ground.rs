@@ -66,26 +66,50 @@ impl Ground {
         Self { runtime, machines, data, instance, client, bystander, _folder: folder }
     }
 
-    /// Lets a guest attack, and says how its machine ended. Whatever that was: the bystander answered meanwhile, and of the
-    /// machine nothing is left.
+    /// Lets a guest attack, and says how its machine ended.
     pub fn attack(&self, name: &str, seed: u64, count: Option<u64>) -> Reason {
-        let what = format!("{name}, seed {seed}");
-        let spec = self.spec(name, seed, count);
-        let begun = Instant::now();
-        let reason = self.beside_the_bystander(&what, || {
+        self.attacks(name, [seed], count).remove(0)
+    }
+
+    /// Lets several guests attack at once, one for each seed, and says how their machines ended. Whatever that was: the bystander
+    /// answered meanwhile, and of the machines nothing is left.
+    pub fn attacks(
+        &self,
+        name: &str,
+        seeds: impl IntoIterator<Item = u64>,
+        count: Option<u64>,
+    ) -> Vec<Reason> {
+        let (begun, seeds) = (Instant::now(), Vec::from_iter(seeds));
+        let specs: Vec<_> = seeds.iter().map(|seed| self.spec(name, *seed, count)).collect();
+        let reasons = self.beside_the_bystander(name, || {
             self.runtime.block_on(async {
-                let mut machine = self.launch(&spec).await;
-                let end = tokio::time::timeout(PATIENCE, machine.ended()).await;
-                end.unwrap_or_else(|_| panic!("{what}: the machine hangs")).reason()
+                let mut machines = Vec::new();
+                for spec in &specs {
+                    machines.push(self.launch(spec).await);
+                }
+                let mut reasons = Vec::new();
+                for (seed, mut machine) in seeds.iter().zip(machines) {
+                    let left = PATIENCE.saturating_sub(begun.elapsed());
+                    let end = tokio::time::timeout(left, machine.ended()).await;
+                    reasons.push(end.unwrap_or_else(|_| panic!("{name}, seed {seed} hangs")).reason());
+                }
+                reasons
             })
         });
-        eprintln!("{what}: {:.1} s, {}: {}", begun.elapsed().as_secs_f64(), reason.code, reason.detail);
-        let trouble =
-            ["jail_violation", "monitor_exited", "monitor_killed", "monitor_lost", "host_memory_limit"];
-        assert!(!trouble.contains(&reason.code.as_ref()), "{what}: {reason:?}\n{}", self.log(&spec.id));
-        self.must_be_bounded(&what, &spec.id);
-        self.must_leave_nothing(&what, &spec.id);
-        reason
+        let took = begun.elapsed().as_secs_f64();
+        for ((seed, spec), reason) in seeds.iter().zip(&specs).zip(&reasons) {
+            let what = format!("{name}, seed {seed}");
+            eprintln!("{what}: {took:.1} s, {}: {}", reason.code, reason.detail);
+            let trouble =
+                ["jail_violation", "monitor_exited", "monitor_killed", "monitor_lost", "host_memory_limit"];
+            let log = self.log(&spec.id);
+            assert!(!trouble.contains(&reason.code.as_ref()), "{what}: {reason:?}\n{log}");
+            self.must_be_bounded(&what, &spec.id);
+        }
+        for (seed, spec) in seeds.iter().zip(&specs) {
+            self.must_leave_nothing(&format!("{name}, seed {seed}"), &spec.id);
+        }
+        reasons
     }
 
     /// Lets a guest attack that never stops, and asks the monitor how it is before it ends it.
@@ -181,6 +205,7 @@ impl Ground {
             fs::read_to_string(self.cgroup().join(id.as_str()).join("memory.peak")).unwrap_or_default();
         let peak = peak.trim().parse().unwrap_or(0);
         assert!(peak < MEMORY_PEAK, "{what}: {peak} bytes of memory were used");
+        eprintln!("{what}: {} KiB of memory at most, {log} bytes logged", peak >> 10);
     }
 
     fn must_leave_nothing(&self, what: &str, id: &SandboxId) {
@@ -188,8 +213,8 @@ impl Ground {
             self.machines.release(id, Scope::Everything).await.unwrap();
             self.machines.survey().await.unwrap()
         });
-        assert!(left.is_empty(), "{what}: {left:?} is left");
-        assert_eq!(fs::read_dir(self.data.join("sandboxes")).unwrap().count(), 0, "{what}: files are left");
+        assert!(!left.contains(id), "{what}: the host still knows of it");
+        assert!(!self.data.join("sandboxes").join(id.as_str()).exists(), "{what}: files are left");
         assert!(!self.cgroup().join(id.as_str()).exists(), "{what}: the cgroup is left");
     }
 }
