@@ -216,7 +216,7 @@ fn wrong_kinds() -> (Vec<(&'static str, OwnedFd)>, PipeWriter) {
 
 #[test]
 fn a_first_message_of_garbage_is_told_from_a_daemon_that_hung_up() {
-    for garbage in [&[0xff; 40][..], &[9], &[0; 3], &[0x80; 64], &[0x55; 60_000]] {
+    for garbage in [&[0xff; 40][..], &[9], &[0; 3], &[0x80; 64], &vec![0x55; 60_000]] {
         Start::new().say(garbage, 0).run(false).expect(MISUSE, "a message cannot be understood");
     }
     Start::new().run(true).expect(MISUSE, "the daemon hung up");
@@ -294,10 +294,12 @@ fn a_control_socket_that_is_none_ends_it() {
     Start::new().with(fd::CONTROL, reader).run(false).expect(FAILED, "accept a control connection");
 }
 
+type Spoil = fn(&mut BootConfig);
+
 /// Refused before the jail, and told on both ways.
 #[test]
 fn an_order_that_makes_no_machine_is_refused_with_the_reason() {
-    let wrong: [(fn(&mut BootConfig), &str); 6] = [
+    let wrong: [(Spoil, &str); 6] = [
         (|boot| boot.version = VERSION + 1, "speaks version"),
         (|boot| boot.cid = 2, "context id 2"),
         (|boot| boot.cid = u32::MAX, "context id"),
