@@ -9,9 +9,15 @@ use bivouac_protocol::{
     },
     frame,
     monitor::{
-        self, BootConfig, FromMonitor, Jail, Network, RestoreConfig, State, StopReason, Timing, ToMonitor,
+        self, BootConfig, FromMonitor, Jail, Network, PageRun, RestoreConfig, State, StopReason, Timing,
+        ToMonitor,
     },
 };
+use bivouac_vmm::{
+    devices::virtio::transport::TransportState,
+    snapshot::{self, DeviceState, MachineState, MemoryLayout},
+};
+use kvm_bindings::{kvm_clock_data, kvm_irqchip, kvm_pit_state2};
 use std::{fs, io, path::Path};
 
 const NEXT: u16 = 1;
@@ -23,9 +29,14 @@ const FAR: u64 = 0x1_3f00;
 
 fn main() -> io::Result<()> {
     let folder = std::env::args().nth(1).ok_or_else(|| io::Error::other("usage: seeds FOLDER"))?;
-    for (target, seeds) in
-        [("block", block()), ("net", net()), ("transport", transport()), ("protocol", protocol())]
-    {
+    let targets = [
+        ("block", block()),
+        ("net", net()),
+        ("transport", transport()),
+        ("protocol", protocol()),
+        ("snapshot", saved()),
+    ];
+    for (target, seeds) in targets {
         let folder = Path::new(&folder).join(target);
         fs::create_dir_all(&folder)?;
         for (number, seed) in seeds.iter().enumerate() {
@@ -212,6 +223,79 @@ fn transport() -> Vec<Vec<u8>> {
     .collect()
 }
 
+/// Postcard's varint.
+fn number(mut value: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+    bytes
+}
+
+/// A device's state as the monitor writes it, with two queues of 16: field by field, since no one can make one outside.
+fn device_state(phase: u8, active: bool, features: u64, ready: bool) -> Vec<u8> {
+    let mut bytes = vec![phase, active.into(), 1];
+    bytes.push(1);
+    bytes.extend(number(features));
+    bytes.extend([1, 0, 2]);
+    for (at, most) in [(0x1000_u64, 64), (0x8000, 256)] {
+        bytes.extend([number(most), number(5), number(4)].concat());
+        bytes.push((features >> 29 & 1) as u8);
+        bytes.push(16);
+        bytes.push(ready.into());
+        bytes.extend([number(at), number(at + 0x1000), number(at + 0x2000)].concat());
+    }
+    bytes
+}
+
+fn saved() -> Vec<Vec<u8>> {
+    const VERSION_1: u64 = 1 << 32;
+    const EVENT_IDX: u64 = 1 << 29;
+    let device = |state: &[u8], accesses: &[[u8; 6]]| {
+        let mut bytes = vec![2, state.len().div_ceil(16) as u8];
+        bytes.extend(state);
+        bytes.resize(2 + state.len().div_ceil(16) * 16, 0);
+        bytes.push(1);
+        bytes.extend(accesses.as_flattened());
+        bytes
+    };
+    let sleep = [0xff, 0, 0, 0, 0, 0];
+    let status = |value: u8| [0, 0x1c, value, 0, 0, 0];
+    let whole = snapshot::encode(&MachineState {
+        memory: MemoryLayout::default(),
+        vcpus: Vec::new(),
+        irqchips: vec![kvm_irqchip::default(); 3],
+        pit: kvm_pit_state2::default(),
+        clock: kvm_clock_data::default(),
+        devices: vec![DeviceState { id: 42, transport: TransportState::default() }],
+    })
+    .expect("small enough");
+    // The same with memory of 64 MiB, whose checksums are those of zeroes; its devices are none.
+    let zeroes = crc32fast::hash(&vec![0; 1 << 20]);
+    let mut memory = [number(64), number(64)].concat();
+    memory.extend((0..64).flat_map(|_| number(zeroes.into())));
+    memory.extend(&whole[24 + 2..whole.len() - 1]);
+    let live = |features| device_state(4, true, features, true);
+    let mut seeds = vec![
+        device(&live(VERSION_1 | EVENT_IDX), &[sleep, status(0), status(1), status(3)]),
+        device(&live(VERSION_1), &[status(128), sleep, status(0)]),
+        device(&device_state(5, true, VERSION_1, true), &[sleep, status(0)]),
+        device(&device_state(3, false, VERSION_1, true), &[status(15), sleep]),
+        device(&device_state(2, false, 0, false), &[sleep, status(11)]),
+        device(&device_state(0, false, 0, false), &[status(1)]),
+        [&[1], whole.as_slice()].concat(),
+        [&[0], &whole[24..]].concat(),
+        [&[0], memory.as_slice()].concat(),
+    ];
+    let feature =
+        |function: u32, bits: u32| [&function.to_le_bytes()[..], &[0, 0, 1, 0], &bits.to_le_bytes()].concat();
+    let pairs = (0..7).flat_map(|function| [feature(function, 0b101), feature(function, 0b111)]);
+    seeds.push(pairs.fold(vec![3], |seed, entry| [seed, entry].concat()));
+    seeds
+}
+
 fn protocol() -> Vec<Vec<u8>> {
     let words = || vec!["python3".to_owned(), "-c".to_owned()];
     let pair = || vec![("HOME".to_owned(), "/root".to_owned())];
@@ -255,7 +339,16 @@ fn protocol() -> Vec<Vec<u8>> {
         console: false,
         network,
     };
-    let restore = RestoreConfig { version: monitor::VERSION, jail, cid: 8, verify: true, network };
+    let prefetch = vec![PageRun { first: 3, count: 2, written: true }];
+    let restore = RestoreConfig {
+        version: monitor::VERSION,
+        jail,
+        cid: 8,
+        verify: true,
+        network,
+        prefetch,
+        record: false,
+    };
     let failure = StartFailure { kind: StartFailureKind::NotFound, detail: text("no such program") };
     let id = || text("cmd_1");
     vec![

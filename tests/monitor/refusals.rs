@@ -66,7 +66,7 @@ fn a_snapshot_with_a_file_missing_is_refused_by_its_name() {
         let folder = copy(&world, &good, &format!("without {file}"));
         let path = folder.join(file);
         fs::remove_file(&path).unwrap();
-        let spec = world.spec(SMALL, Some(SavedMachine { folder, verify: true }));
+        let spec = world.spec(SMALL, Some(SavedMachine { folder, verify: true, record: false }));
         let Err(refused) = world.launch(&spec) else { panic!("{file} is missing, and it starts") };
         assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");
     }
@@ -74,7 +74,8 @@ fn a_snapshot_with_a_file_missing_is_refused_by_its_name() {
 
 /// Launches it; returns why it ended, and what the monitor logged.
 fn refused(world: &Arc<World>, folder: &Path) -> (String, String) {
-    let spec = world.spec(SMALL, Some(SavedMachine { folder: folder.to_owned(), verify: true }));
+    let spec =
+        world.spec(SMALL, Some(SavedMachine { folder: folder.to_owned(), verify: true, record: false }));
     let mut guest = world.launch(&spec).unwrap();
     let reason = guest.ended();
     assert_eq!(reason.code, "boot_failed", "{folder:?}: {reason:?}");

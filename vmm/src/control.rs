@@ -8,8 +8,8 @@ use bivouac_protocol::monitor::{FromMonitor, MAX_MESSAGE, ToMonitor, decode, enc
 use rustix::{
     io::Errno,
     net::{
-        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, accept_with, recvmsg,
-        send,
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketFlags,
+        accept_with, recvmsg, send,
     },
 };
 use std::{
@@ -30,8 +30,8 @@ pub struct Control {
 pub enum Received {
     /// And the descriptors that came along.
     Message(ToMonitor, Vec<OwnedFd>),
-    /// The peer hung up, or said something that cannot be understood and was hung up on.
-    Gone,
+    /// The peer hung up, or said something that cannot be understood and was hung up on: which of them.
+    Gone(&'static str),
     Nothing,
 }
 
@@ -68,14 +68,14 @@ impl Control {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let parts = &mut [IoSliceMut::new(&mut packet)];
-        let len = match recvmsg(peer, parts, &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC) {
-            // One that is longer than the longest is none of ours.
-            Ok(message) if message.flags.contains(rustix::net::ReturnFlags::TRUNC) => 0,
-            Ok(message) => message.bytes,
+        let received = recvmsg(peer, parts, &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC);
+        let message = match received {
+            Ok(message) => message,
             Err(Errno::INTR | Errno::AGAIN) => return Received::Nothing,
-            Err(_) => 0,
+            Err(_) => return self.hang_up("the connection broke"),
         };
-        let files = ancillary
+        // Whatever came along is closed, should the message be none of ours.
+        let files: Vec<OwnedFd> = ancillary
             .drain()
             .filter_map(|message| match message {
                 RecvAncillaryMessage::ScmRights(files) => Some(files),
@@ -83,13 +83,25 @@ impl Control {
             })
             .flatten()
             .collect();
-        match packet.get(..len).filter(|packet| !packet.is_empty()).map(decode) {
-            Some(Ok(message)) => Received::Message(message, files),
-            Some(Err(_)) | None => {
-                self.peer = None;
-                Received::Gone
-            }
+        if message.bytes == 0 {
+            return self.hang_up("the daemon hung up");
         }
+        if message.flags.contains(ReturnFlags::TRUNC) {
+            return self.hang_up("a message is longer than the longest there is");
+        }
+        // Or some were lost, because this process may not hold that many.
+        if message.flags.contains(ReturnFlags::CTRUNC) || files.len() > FILES_MAX {
+            return self.hang_up("a message came with more descriptors than there is room for");
+        }
+        match packet.get(..message.bytes).map(decode) {
+            Some(Ok(message)) => Received::Message(message, files),
+            Some(Err(_)) | None => self.hang_up("a message cannot be understood"),
+        }
+    }
+
+    fn hang_up(&mut self, why: &'static str) -> Received {
+        self.peer = None;
+        Received::Gone(why)
     }
 
     /// Sends one message, if anybody is connected. Never waits: a daemon that does not read loses the message, and

@@ -12,7 +12,7 @@ pub enum Error {
     Memory(String),
     #[error("cannot load the guest kernel: {0}")]
     Kernel(String),
-    #[error("cannot set up virtual processor {vcpu}: {why}")]
+    #[error("virtual processor {vcpu}: {why}")]
     Vcpu { vcpu: u8, why: String },
     #[error("cannot {what}: {why}")]
     Io { what: &'static str, why: io::Error },

@@ -4,7 +4,7 @@ use bivouac_protocol::monitor::{FromMonitor, StopReason, ToMonitor, fd};
 use bivouac_vmm::{
     Error,
     control::{Control, Received},
-    machine::{self, Origin, Parts, Saved, inherited, required},
+    machine::{self, Beginnings, Origin, Parts, inherited},
 };
 use std::{process::ExitCode, time::Instant};
 
@@ -50,13 +50,14 @@ fn serve(started: Instant) -> Result<StopReason, Stop> {
         ))
     })?;
     let parts = Parts::inherit().map_err(Stop::Misuse)?;
+    let beginnings = Beginnings::inherit();
     let network = inherited(fd::NETWORK);
     // Held, and its flock with it, until the process ends.
     let _lock = inherited(fd::LOCK);
 
     let mut control = Control::new(listener);
     control.accept().map_err(Stop::Failed)?;
-    let origin = orders(&mut control).map_err(Stop::Misuse)?;
+    let origin = orders(&mut control, beginnings).map_err(Stop::Misuse)?;
     match machine::start(origin, parts, network, started) {
         Ok(machine) => Ok(machine.run(control, started)),
         Err(error) => {
@@ -67,18 +68,17 @@ fn serve(started: Instant) -> Result<StopReason, Stop> {
 }
 
 /// Waits to be told what to run, and takes what that needs.
-fn orders(control: &mut Control) -> Result<Origin, String> {
+fn orders(control: &mut Control, beginnings: Beginnings) -> Result<Origin, String> {
     loop {
         match control.receive(true) {
             Received::Message(ToMonitor::Boot(config), _) => {
-                let kernel = required(fd::KERNEL, "guest kernel")?.into();
-                return Ok(Origin::Boot { config, kernel });
+                return Ok(Origin::Boot { config, kernel: beginnings.kernel()? });
             }
             Received::Message(ToMonitor::Restore(config), _) => {
-                return Ok(Origin::Restore { config, saved: Saved::inherit()? });
+                return Ok(Origin::Restore { config, saved: beginnings.saved()? });
             }
             Received::Message(..) => return Err("the first message has to be Boot or Restore".into()),
-            Received::Gone => return Err("the daemon hung up before it said what to run".into()),
+            Received::Gone(why) => return Err(format!("{why}, before it was said what to run")),
             Received::Nothing => {}
         }
     }

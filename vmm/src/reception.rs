@@ -77,7 +77,7 @@ impl Reception {
                 let answer = self.carry_out(&request, files);
                 self.control.send(&answer);
             }
-            Received::Gone => {
+            Received::Gone(_) => {
                 // Its descriptor is closed, and with it out of the epoll set; this clears the manager's own record.
                 if let Some(fd) = watched {
                     let _ = ops.remove(Events::empty_raw(fd));

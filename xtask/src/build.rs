@@ -10,6 +10,14 @@ use crate::cache::Cache;
 use crate::progress::Step;
 use crate::{cache, disk, host, kernel, repository, rootfs};
 
+/// What makes a program a kernel: linked to an address, with nothing that a system would bring along.
+const KERNEL_FLAGS: &[&str] = &[
+    "-Crelocation-model=static",
+    "-Clink-arg=-nostartfiles",
+    "-Clink-arg=-Wl,--build-id=none",
+    "-Clink-arg=-Wl,-T,link.ld",
+];
+
 /// The only target there is; `.cargo/config.toml` names it too, so it is part of every artifact's path.
 pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 
@@ -62,6 +70,28 @@ fn monitor(cache: &Cache) -> Result<PathBuf> {
 /// A program in the profile of those that need neither be small nor start in no time.
 pub fn release(cache: &Cache, package: &str, binary: &str) -> Result<PathBuf> {
     cargo(cache, package, "release", binary, &[])
+}
+
+/// The guest that attacks its monitor. Not in the folder of what is shipped: only tests boot it.
+pub fn hostile_guest(cache: &Cache) -> Result<PathBuf> {
+    host::need(cache, host::BUILD)?;
+    let _step = Step::begin(cache, "compile the hostile guest")?;
+    let folder = repository().join("hostile-guest");
+    let target = target_dir()?.join("hostile-guest");
+    let status = Command::new(cargo_program())
+        .args(["rustc", "--quiet", "--release", "--target", TARGET, "--target-dir"])
+        .arg(&target)
+        .arg("--")
+        .args(KERNEL_FLAGS)
+        .arg(format!("-Clink-arg=-Wl,-L,{}", folder.display()))
+        .current_dir(&folder)
+        .stdout(std::io::stderr())
+        .status()
+        .context("cannot start cargo")?;
+    if !status.success() {
+        bail!("hostile-guest does not build");
+    }
+    Ok(target.join(TARGET).join("release/hostile-guest"))
 }
 
 fn cargo(cache: &Cache, package: &str, profile: &str, binary: &str, flags: &[&str]) -> Result<PathBuf> {

@@ -42,6 +42,9 @@ pub struct Options {
     arguments: Vec<String>,
 }
 
+/// How many times longer than usual hostile guests attack, if set.
+const LONGER: &str = "BIVOUAC_HOSTILE_TIMES";
+
 type Check<'a> = (&'a str, Box<dyn Fn() -> Result<()> + 'a>);
 
 pub fn run(cache: &Cache, options: &Options) -> Result<ExitCode> {
@@ -88,14 +91,27 @@ fn summary(results: &[(&str, Duration, bool)]) -> ExitCode {
 }
 
 fn formatting() -> Result<()> {
-    cargo(&["fmt", "--all", "--", "--check"], "run `cargo fmt`")
+    cargo(&["fmt", "--all", "--", "--check"], "run `cargo fmt`")?;
+    hostile_guest(&["fmt", "--", "--check"], "run `cargo fmt` in hostile-guest/")
 }
 
 fn lints() -> Result<()> {
     cargo(
         &["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"],
         "mend what clippy names above",
+    )?;
+    hostile_guest(
+        &["clippy", "--quiet", "--", "-D", "warnings"],
+        "mend what clippy names above, in hostile-guest/",
     )
+}
+
+/// A workspace of its own, since it is built as nothing else is.
+fn hostile_guest(arguments: &[&str], remedy: &str) -> Result<()> {
+    let mut command = Command::new(build::cargo_program());
+    command.args(arguments).current_dir(repository().join("hostile-guest"));
+    command.env("CARGO_TARGET_DIR", build::target_dir()?.join("hostile-guest"));
+    succeed(&mut command, remedy)
 }
 
 /// Licences, bans and sources always; known faults where their database can be had.
@@ -139,6 +155,7 @@ fn unit(options: &Options) -> Result<()> {
 fn end_to_end(cache: &Cache, options: &Options) -> Result<()> {
     let place = Place::choose();
     let prefix = build::all(cache)?;
+    let hostile_guest = build::hostile_guest(cache)?;
     let programs = test_programs()?;
     let mut arguments = vec!["-c".to_owned(), one_after_the_other(&programs), "sh".to_owned()];
     arguments.extend(options.filter.iter().cloned());
@@ -148,7 +165,11 @@ fn end_to_end(cache: &Cache, options: &Options) -> Result<()> {
         &Guests {
             program: Path::new("/bin/sh"),
             arguments: &arguments,
-            env: &[("BIVOUAC_PREFIX", prefix.display().to_string())],
+            env: &[
+                ("BIVOUAC_PREFIX", prefix.display().to_string()),
+                ("BIVOUAC_HOSTILE_GUEST", hostile_guest.display().to_string()),
+                (LONGER, std::env::var(LONGER).unwrap_or_default()),
+            ],
             shared: &[build::target_dir()?],
             retryable: true,
             seconds: SECONDS,

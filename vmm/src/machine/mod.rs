@@ -16,9 +16,11 @@ mod live;
 mod parts;
 mod slots;
 mod start;
+#[cfg(test)]
+mod tests;
 
 pub use live::Live;
-pub use parts::{Parts, Saved, inherited, required};
+pub use parts::{Beginnings, Parts, Saved, inherited};
 pub use start::{Origin, start};
 
 use crate::{

@@ -2,7 +2,11 @@
 //! damaged or made up.
 
 use super::Phase;
-use crate::{Error, memory::Memory};
+use crate::{
+    Error,
+    devices::virtio::feature::{EVENT_IDX, VERSION_1},
+    memory::Memory,
+};
 use serde::{Deserialize, Serialize};
 use virtio_queue::{Queue, QueueState, QueueT};
 
@@ -90,12 +94,20 @@ pub(super) fn check(
     {
         return Err(refuse("its queues are not this device's"));
     }
-    let negotiated = state.active || matches!(state.phase, Phase::FeaturesOk | Phase::Live);
-    if negotiated && state.driver_features & !device.features() != 0 {
-        return Err(refuse("it was negotiated with features that this host does not have"));
+    if matches!(state.phase, Phase::FeaturesOk | Phase::Live) || state.active {
+        if state.driver_features & !device.features() != 0 {
+            return Err(refuse("it was negotiated with features that this host does not have"));
+        }
+        if state.driver_features & VERSION_1 == 0 {
+            return Err(refuse("it was negotiated without the feature that every driver has to take"));
+        }
     }
-    if state.phase == Phase::Live && !state.active {
-        return Err(refuse("its driver is ready and it has no queues"));
+    match (state.phase, state.active) {
+        // A driver that gave up may have done so before or after.
+        (Phase::Live, true) | (Phase::Failed, _) => {}
+        (Phase::Live, false) => return Err(refuse("its driver is ready and it has no queues")),
+        (_, true) => return Err(refuse("it has its queues and its driver is not ready")),
+        (_, false) => {}
     }
     let queues = state
         .queues
@@ -104,6 +116,10 @@ pub(super) fn check(
         .collect::<Result<Vec<_>, _>>()?;
     if state.active && queues.iter().any(|queue| !queue.is_valid(memory)) {
         return Err(refuse("a queue does not lie in guest memory"));
+    }
+    let event_idx = state.driver_features & EVENT_IDX != 0;
+    if state.active && queues.iter().any(|queue| queue.event_idx_enabled() != event_idx) {
+        return Err(refuse("a queue does not go by the features that were negotiated"));
     }
     Ok(queues)
 }

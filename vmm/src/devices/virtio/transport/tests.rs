@@ -1,7 +1,7 @@
 //! The status machine against a model of it, under every access at every moment.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::arithmetic_side_effects)]
 
-use super::{super::feature, Transport, TransportState, register, status};
+use super::{super::feature, Phase, Transport, TransportState, register, status};
 use crate::{
     Error,
     bus::Registers,
@@ -230,12 +230,17 @@ fn a_state_that_is_not_this_devices_is_refused() {
     let (transport, _) = live();
     transport.sleep().unwrap();
     let saved = transport.save().unwrap();
-    let wrong: [fn(&mut TransportState); 5] = [
+    let wrong: [fn(&mut TransportState); 9] = [
         |state| state.queues.truncate(1),
         |state| state.queues.swap(0, 1),
         |state| state.driver_features |= 1 << 60,
         |state| state.active = false,
         |state| state.driver_features = u64::MAX,
+        // Nothing a driver could have brought about.
+        |state| state.phase = Phase::Driver,
+        |state| state.phase = Phase::Reset,
+        |state| state.driver_features &= !feature::VERSION_1,
+        |state| state.driver_features ^= feature::EVENT_IDX,
     ];
     for change in wrong {
         let mut state = saved.clone();
