@@ -11,8 +11,10 @@ use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener, VsockStream};
 
 const PYTHON: Shape = Shape { template: "python", vcpus: 1, memory_mib: 128 };
 
-/// Counts in a file, slowly enough that a hundred of them leave the host time for other things.
+/// Counts in a file.
 const COUNT: &str = "while :; do echo >> /run/count; sleep 1; done";
+/// The same, slowly enough that a hundred of them leave an emulated host time for other things.
+const COUNT_SLOWLY: &str = "while :; do echo >> /run/count; sleep 10; done";
 
 fn count(guest: &Guest) -> u64 {
     guest.shell("wc -l < /run/count").trim().parse().unwrap()
@@ -159,7 +161,7 @@ fn many_clones_of_one_machine_run_together_each_its_own() {
     let world = World::new();
     let folder = {
         let guest = world.boot(SMALL);
-        let _counting = guest.start(COUNT);
+        let _counting = guest.start(COUNT_SLOWLY);
         counts_past(&guest, 0);
         guest.save("saved")
     };
