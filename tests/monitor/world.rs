@@ -27,7 +27,7 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tokio::{runtime::Runtime, time::timeout};
 use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener};
@@ -138,6 +138,7 @@ impl World {
                 id: spec.id.clone(),
                 cid: spec.cid,
                 machine,
+                configured_in: Duration::ZERO,
                 world: Arc::clone(self),
                 commands: AtomicU32::new(0),
             }),
@@ -160,8 +161,10 @@ impl World {
             }
         });
         let mut channel = heard.unwrap_or_else(|end| panic!("it ended: {end:?}\n{}", guest.log()));
+        let begun = Instant::now();
         let configured = wait("a guest is configured", agent::configure(&mut channel, || guest.identity()));
         configured.unwrap_or_else(|e| panic!("{e}\n{}", guest.log()));
+        guest.configured_in = begun.elapsed();
         runtime().block_on(async { announcements.keep(spec.cid, channel) });
         guest
     }
@@ -194,6 +197,8 @@ pub struct Guest {
     pub id: SandboxId,
     pub cid: u32,
     pub machine: Machine,
+    /// From telling it who it is, and what time, to its answer.
+    pub configured_in: Duration,
     world: Arc<World>,
     commands: AtomicU32,
 }
