@@ -292,6 +292,8 @@ pub fn flood(_: &Random, orders: &Orders) {
                 device.notify(0);
             }
         } else {
+            // Notifications end in the host's kernel; this shows the monitor that the guest is alive.
+            device.read(driver::register::STATUS);
             device.notify(0);
         }
     }
