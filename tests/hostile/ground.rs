@@ -117,7 +117,7 @@ impl Ground {
     pub fn endless_attack(&self, name: &str, seed: u64, length: Duration) {
         let what = format!("{name}, seed {seed}");
         let spec = self.spec(name, seed, None);
-        let saved = SavedMachine { folder: self.data.join("saved"), verify: true };
+        let saved = SavedMachine { folder: self.data.join("saved"), verify: true, record: false };
         let clone = MachineSpec { saved: Some(saved.clone()), ..self.spec(name, seed, None) };
         self.beside_the_bystander(&what, || {
             self.runtime.block_on(async {
