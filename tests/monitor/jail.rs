@@ -153,9 +153,9 @@ fn it_has_open_what_it_works_with_and_nothing_else() {
     assert_eq!(kinds(&guest), expected(2));
 }
 
-/// Six queues' kicks (block twice, vsock three, entropy), four devices' interrupts, both ends of the three wakes of those
+/// Five queues' kicks (block twice, vsock's two for data, entropy), four devices' interrupts, both ends of the three wakes of those
 /// that the device thread serves, both ends of the guest's reset, the machine's end, and one of each event loop's own.
-const EVENTFDS: usize = 6 + 4 + 3 * 2 + 2 + 1 + 2;
+const EVENTFDS: usize = 5 + 4 + 3 * 2 + 2 + 1 + 2;
 
 fn expected(vcpus: usize) -> BTreeMap<String, usize> {
     let counts = [
