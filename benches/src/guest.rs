@@ -8,11 +8,7 @@ use bivouacd::{
     agent::{self, Announcements, Expected, wire},
     machine::BoxChannel,
 };
-use std::{
-    path::Path,
-    process::Command,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener, VsockStream};
 
 /// Longer than any of this takes, and an error instead of a hang.
@@ -123,18 +119,4 @@ pub async fn run(
             other => bail!("{argv:?}: {other:?}"),
         }
     }
-}
-
-/// Runs in the guest: forks and executes a program `count` times, and prints what each took, in nanoseconds.
-pub fn fork_and_exec(count: u32, program: &Path) -> Result<()> {
-    for _ in 0..count {
-        let begun = Instant::now();
-        let status = Command::new(program).status().context("cannot start the program")?;
-        let took = begun.elapsed();
-        if !status.success() {
-            bail!("{status}");
-        }
-        println!("{}", took.as_nanos());
-    }
-    Ok(())
 }

@@ -14,7 +14,7 @@ mod report;
 mod sample;
 
 use anyhow::{Context, Result, bail};
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use guest::Announced;
 use report::Report;
 use sample::Sample;
@@ -52,15 +52,6 @@ struct Arguments {
     /// Where to write the figures for programs
     #[arg(long)]
     json: Option<PathBuf>,
-    #[command(subcommand)]
-    inside: Option<Inside>,
-}
-
-#[derive(Debug, Subcommand)]
-enum Inside {
-    /// In the guest: time fork and exec of a program there
-    #[command(hide = true)]
-    Inside { count: u32, program: PathBuf },
 }
 
 /// What every system is given.
@@ -78,9 +69,6 @@ struct Setting {
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    if let Some(Inside::Inside { count, program }) = &arguments.inside {
-        return guest::fork_and_exec(*count, program);
-    }
     let folder = tempfile::Builder::new()
         .prefix("bench-")
         .tempdir_in(place()?)

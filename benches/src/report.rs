@@ -56,10 +56,8 @@ impl Report {
                 figures.entry(name).or_default().0.push(value);
             }
         }
-        for (name, values) in [("exec_ms", sample.exec_ms), ("fork_exec_ms", sample.fork_exec_ms)] {
-            if !values.is_empty() {
-                figures.entry(name).or_default().0.extend(values);
-            }
+        if !sample.exec_ms.is_empty() {
+            figures.entry("exec_ms").or_default().0.extend(sample.exec_ms);
         }
         for (name, value) in sample.counts {
             self.counts.entry(name).or_default().0.push(value);
@@ -119,9 +117,6 @@ impl Report {
                     ratios.push((format!("bivouac {figure} / {peer} {against}"), ours / theirs));
                 }
             }
-        }
-        if let (Some(exec), Some(inside)) = (ours("exec_ms"), ours("fork_exec_ms")) {
-            ratios.push(("bivouac exec_ms / fork and exec in the guest".to_owned(), exec / inside));
         }
         ratios
     }

@@ -11,8 +11,6 @@ pub struct Sample {
     pub restore_exec_ms: Option<f64>,
     /// A command on a running machine: request to exit code.
     pub exec_ms: Vec<f64>,
-    /// Fork and exec of the same program, timed in the guest.
-    pub fork_exec_ms: Vec<f64>,
     /// Private memory of the monitor's process, guest memory aside.
     pub overhead_kib: Option<f64>,
     /// All its resident memory, guest pages included.
