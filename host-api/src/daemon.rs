@@ -31,8 +31,6 @@ pub struct Daemon {
     pub data_dir: PathBuf,
     /// vsock port that guests announce themselves to.
     pub port: u32,
-    /// How long an announcement is waited for before the guest is asked.
-    pub ask_after: Duration,
     /// How long the next bytes of a request's body are waited for.
     pub stall: Duration,
     /// Woken when a life may end earlier than the sweeper knows.
@@ -67,7 +65,6 @@ impl Daemon {
             reserve: Reserve::new(&data_dir),
             data_dir,
             port,
-            ask_after: limits::ASK_AFTER,
             stall: limits::STALL,
             expiry: Notify::new(),
             live: Mutex::default(),

@@ -35,8 +35,6 @@ pub const PAGE_MAX: i64 = 1_000;
 
 /// From the start of the monitor to the agent's first word. Generous: a host under emulation is 50 times slower.
 pub const BOOT: Duration = Duration::from_secs(120);
-/// How long a guest's announcement is waited for before the daemon asks the guest, and between two times it does.
-pub const ASK_AFTER: Duration = Duration::from_secs(10);
 /// From the agent's first word to its being configured.
 pub const CONFIGURE: Duration = Duration::from_secs(30);
 /// Connecting to the agent of a sandbox that runs.

@@ -175,9 +175,11 @@ impl World {
 
     /// A machine of `shape` that goes on where the one in `folder` was saved.
     pub fn clone_of(self: &Arc<Self>, folder: &Path, shape: Shape) -> Guest {
-        self.bring_up(
-            &self.spec(shape, Some(SavedMachine { folder: folder.to_owned(), verify: false, record: false })),
-        )
+        self.clone_from(SavedMachine { folder: folder.to_owned(), verify: false, record: false }, shape)
+    }
+
+    pub fn clone_from(self: &Arc<Self>, saved: SavedMachine, shape: Shape) -> Guest {
+        self.bring_up(&self.spec(shape, Some(saved)))
     }
 }
 

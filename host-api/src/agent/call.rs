@@ -81,14 +81,6 @@ impl Agents {
         }
     }
 
-    /// Makes the guest the sandbox it is to be, if its announcement was lost.
-    pub async fn configure(&self, cid: u32, what: Configure) -> Result<(), AgentError> {
-        match self.ask(cid, Request::Configure(what)).await? {
-            Reply::Configured => Ok(()),
-            other => Err(unexpected(&other)),
-        }
-    }
-
     pub async fn signal(&self, cid: u32, command_id: &str, signal: i32) -> Result<(), AgentError> {
         self.done(cid, Request::Signal { command_id: command_id.to_owned(), signal }).await
     }

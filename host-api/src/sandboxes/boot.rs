@@ -6,10 +6,10 @@ use crate::daemon::Daemon;
 use crate::ids::SandboxId;
 use crate::lifecycle::Reason;
 use crate::limits;
-use crate::machine::{BoxChannel, Machine, MachineEnd, MachineSpec};
+use crate::machine::{Machine, MachineEnd, MachineSpec};
 use crate::store::SandboxRow;
 use crate::templates::Template;
-use bivouac_protocol::agent::{Configure, Hello, PORT_PARAMETER, VERSION as AGENT_VERSION};
+use bivouac_protocol::agent::{Configure, Hello, PORT_PARAMETER};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -116,25 +116,14 @@ async fn boot_once(
     };
     phases.launch_us = Some(micros(launched));
     let announced = async {
-        let heard = tokio::select! {
-            channel = expected.arrival() => channel.map(Heard::Announcement),
-            boot_id = ask(daemon, spec.cid) => Some(Heard::Answer { boot_id }),
-        };
+        let mut channel = expected
+            .arrival()
+            .await
+            .ok_or_else(|| AgentError::Protocol("nobody waits for the announcement any more".to_owned()))?;
         phases.announce_us = Some(micros(launched));
         let configuring = Instant::now();
-        let what = || configuration(row, template, &spec.id);
-        let hello = match heard {
-            None => Err(AgentError::Protocol("the announcement was lost".to_owned())),
-            Some(Heard::Announcement(mut channel)) => {
-                let hello = agent::configure(&mut channel, what).await;
-                daemon.announcements.keep(spec.cid, channel);
-                hello
-            }
-            Some(Heard::Answer { boot_id }) => {
-                let configured = daemon.agents.configure(spec.cid, what()).await;
-                configured.map(|()| Hello { version: AGENT_VERSION, boot_id, uptime_us: 0 })
-            }
-        };
+        let hello = agent::configure(&mut channel, || configuration(row, template, &spec.id)).await;
+        daemon.announcements.keep(spec.cid, channel);
         phases.configure_us = Some(micros(configuring));
         hello
     };
@@ -146,7 +135,7 @@ async fn boot_once(
     phases.monitor_booted_us = machine.booted().map(|booted| booted.booted_us);
     Ok(match answered {
         Ok(Ok(hello)) => {
-            phases.guest_uptime_us = (hello.uptime_us > 0).then_some(hello.uptime_us);
+            phases.guest_uptime_us = Some(hello.uptime_us);
             Outcome::Usable { machine, hello }
         }
         Ok(Err(cause)) => Outcome::Failed(Reason::new("agent_failed", cause.to_string())),
@@ -155,28 +144,6 @@ async fn boot_once(
             format!("the guest did not announce itself within {} s", limits::BOOT.as_secs()),
         )),
     })
-}
-
-/// How a guest was first heard.
-enum Heard {
-    Announcement(BoxChannel),
-    Answer { boot_id: String },
-}
-
-/// Asks the guest, now and then, whether it is there: an agent announces itself once, and on a host under load its
-/// connection may have timed out in the guest's kernel. Not the way a sandbox comes to run, only what keeps one lost
-/// packet from costing a sandbox. Returns the boot id of the one that answers.
-async fn ask(daemon: &Daemon, cid: u32) -> String {
-    loop {
-        tokio::time::sleep(daemon.ask_after).await;
-        match daemon.agents.ping(cid).await {
-            Ok(pong) => {
-                tracing::warn!(cid, "the guest's announcement did not arrive; it was reached by asking");
-                return pong.boot_id;
-            }
-            Err(cause) => tracing::debug!(cid, %cause, "the guest does not answer yet"),
-        }
-    }
 }
 
 fn configuration(row: &SandboxRow, template: &Template, id: &SandboxId) -> Configure {

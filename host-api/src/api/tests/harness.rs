@@ -51,7 +51,6 @@ async fn daemon(dir: &Path, world: &Simulated, settle: impl FnOnce(&mut Daemon))
     let templates = Templates::new(dir.join("templates"));
     let machines = Arc::new(world.clone());
     let mut daemon = Daemon::new(store, machines, announcements, templates, dir.to_owned(), 9);
-    daemon.ask_after = Duration::from_secs(60);
     settle(&mut daemon);
     Arc::new(daemon)
 }

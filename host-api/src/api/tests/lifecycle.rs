@@ -43,15 +43,6 @@ async fn create_without_waiting_answers_at_once() {
 }
 
 #[tokio::test]
-async fn a_guest_whose_announcement_was_lost_is_asked() {
-    let host = Host::with(|daemon| daemon.ask_after = Duration::from_millis(20)).await;
-    host.world.order(|orders| orders.silent = true);
-    let id = host.sandbox().await;
-    let told = host.world.guest(&id).unwrap().configured.lock().unwrap().clone();
-    assert_eq!(told.unwrap().hostname, id.replace('_', "-"));
-}
-
-#[tokio::test]
 async fn the_same_request_id_makes_one_sandbox_however_often_and_at_once_it_is_sent() {
     let host = Host::new().await;
     let body = json!({"template": "base", "request_id": "one"});
