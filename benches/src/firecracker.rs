@@ -10,6 +10,7 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use bivouac_protocol::agent::{AGENT_PORT, Hello, PORT_PARAMETER, Reply};
+use bivouac_vmm::boot;
 use bivouacd::agent::wire;
 use std::{
     path::Path,
@@ -30,7 +31,7 @@ pub async fn cold(setting: &Setting, program: &Path, cid: u32) -> Result<Sample>
     let (disk, socket) = (folder.path().join("disk.img"), folder.path().join("v.sock"));
     copy(&setting.disk, &disk)?;
     let config = folder.path().join("config.json");
-    std::fs::write(&config, configuration(setting, &disk, &socket, cid).to_string())?;
+    std::fs::write(&config, configuration(setting, &disk, &socket, cid)?.to_string())?;
     let listener = UnixListener::bind(folder.path().join(format!("v.sock_{PORT}")))?;
 
     let begun = Instant::now();
@@ -71,12 +72,11 @@ async fn exec(socket: &Path, id: &str) -> Result<()> {
     guest::run(&mut channel, id, &["/bin/true"]).await.map(drop)
 }
 
-fn configuration(setting: &Setting, disk: &Path, socket: &Path, cid: u32) -> serde_json::Value {
-    let arguments = format!(
-        "reboot=k panic=-1 nomodule pci=off 8250.nr_uarts=0 i8042.noaux i8042.nomux i8042.dumbkbd \
-         no_timer_check tsc=reliable noreplace-smp swiotlb=noforce rootfstype=erofs init=/.bivouac/agent quiet loglevel=0 {PORT_PARAMETER}={PORT}"
-    );
-    serde_json::json!({
+fn configuration(setting: &Setting, disk: &Path, socket: &Path, cid: u32) -> Result<serde_json::Value> {
+    // Ours, and what Firecracker's own advice adds; it says itself where its devices are.
+    let extra = format!("pci=off i8042.noaux i8042.nomux i8042.dumbkbd {PORT_PARAMETER}={PORT}");
+    let arguments = boot::command_line(0, false, &extra)?;
+    Ok(serde_json::json!({
         "boot-source": { "kernel_image_path": setting.kernel, "boot_args": arguments },
         "drives": [
             { "drive_id": "root", "path_on_host": setting.root, "is_root_device": true, "is_read_only": true },
@@ -85,5 +85,5 @@ fn configuration(setting: &Setting, disk: &Path, socket: &Path, cid: u32) -> ser
         "machine-config": { "vcpu_count": 1, "mem_size_mib": setting.memory_mib },
         "vsock": { "guest_cid": cid, "uds_path": socket },
         "entropy": {},
-    })
+    }))
 }

@@ -12,7 +12,7 @@ pub struct Held {
     pub resident: f64,
 }
 
-/// `guest_mib`: mappings that large or larger are guest memory, and so is what was cut out of one for a kernel image.
+/// `guest_mib`: guest memory is the run of neighbouring mappings that is that long.
 pub fn of(pid: u32, guest_mib: u32) -> Result<Held> {
     let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).context("cannot read smaps")?;
     Ok(parse(&smaps, guest_mib))
@@ -21,7 +21,6 @@ pub fn of(pid: u32, guest_mib: u32) -> Result<Held> {
 fn parse(smaps: &str, guest_mib: u32) -> Held {
     let mut held = Held::default();
     let mappings = mappings(smaps);
-    // Guest memory is one run of neighbours, whichever of them are files.
     let guest = guest_run(&mappings, u64::from(guest_mib) << 20);
     for mapping in &mappings {
         held.resident += mapping.rss;

@@ -8,6 +8,7 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use bivouac_protocol::agent::PORT_PARAMETER;
+use bivouac_vmm::boot;
 use std::{
     path::Path,
     process::{Child, Command, Stdio},
@@ -28,7 +29,7 @@ pub async fn cold(setting: &Setting, announced: &Announced, cid: u32) -> Result<
     let disk = setting.folder.join(format!("qemu-{cid}.img"));
     copy(&setting.disk, &disk)?;
     let mut expected = announced.expect(cid);
-    let mut command = command(setting, &disk, announced.port, cid);
+    let mut command = command(setting, &disk, announced.port, cid)?;
     let begun = Instant::now();
     let mut running = Running(command.spawn().context("cannot start qemu-system-x86_64")?);
     let heard = announced.hello(&mut expected).await;
@@ -50,7 +51,7 @@ pub async fn cold(setting: &Setting, announced: &Announced, cid: u32) -> Result<
     Ok(sample)
 }
 
-fn command(setting: &Setting, disk: &Path, port: u32, cid: u32) -> Command {
+fn command(setting: &Setting, disk: &Path, port: u32, cid: u32) -> Result<Command> {
     let mut command = Command::new("qemu-system-x86_64");
     let drive = |id: &str, file: &Path, more: &str| {
         format!("if=none,id={id},format=raw,file={}{more}", file.display())
@@ -66,10 +67,8 @@ fn command(setting: &Setting, disk: &Path, port: u32, cid: u32) -> Command {
         .arg("-kernel")
         .arg(&setting.kernel)
         .arg("-append")
-        .arg(format!(
-            "reboot=k panic=-1 nomodule no_timer_check tsc=reliable noreplace-smp swiotlb=noforce root=/dev/vda rootfstype=erofs ro \
-             init=/.bivouac/agent quiet loglevel=0 8250.nr_uarts=0 {PORT_PARAMETER}={port}"
-        ))
+        // Ours; QEMU adds where its devices are.
+        .arg(boot::command_line(0, false, &format!("{PORT_PARAMETER}={port}"))?)
         .args(["-device", "virtio-rng-device"])
         .args(["-device", &format!("vhost-vsock-device,guest-cid={cid}")])
         .args(["-drive", &drive("root", &setting.root, ",readonly=on")])
@@ -82,7 +81,7 @@ fn command(setting: &Setting, disk: &Path, port: u32, cid: u32) -> Command {
     if std::env::var_os("BIVOUAC_BENCH_CONSOLE").is_some() {
         command.args(["-serial", "stdio"]);
     }
-    command
+    Ok(command)
 }
 
 /// What a peer printed before it ended, for an error.

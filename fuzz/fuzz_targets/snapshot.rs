@@ -16,13 +16,12 @@
 
 #![no_main]
 
-use bivouac_fuzz::Input;
+use bivouac_fuzz::{Input, Spy};
 use bivouac_protocol::monitor;
 use bivouac_vmm::{
-    Error,
     bus::Registers,
     devices::virtio::{
-        Activation, Device, Interrupt, feature,
+        Interrupt,
         transport::{Transport, TransportState, status},
     },
     memory::Memory,
@@ -30,72 +29,16 @@ use bivouac_vmm::{
 };
 use kvm_bindings::kvm_cpuid_entry2;
 use libfuzzer_sys::fuzz_target;
-use std::{
-    cell::OnceCell,
-    fs::File,
-    os::fd::FromRawFd,
-    sync::{Arc, Mutex},
-};
-use virtio_queue::{Queue, QueueT};
+use std::{cell::OnceCell, fs::File, os::fd::FromRawFd, sync::Arc};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const STATUS: u64 = 0x70;
-const OFFERED: u64 = feature::RING | 0b1010_0101;
 const SIZES: [u16; 2] = [64, 256];
 const FEATURES_OK: u32 = status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK;
 const LIVE: u32 = FEATURES_OK | status::DRIVER_OK;
 /// A machine whose whole memory is read takes too long for more than a few.
 const VERIFIED_MIB: u32 = 64;
-
-/// Whether the device has its queues.
-type Holds = Arc<Mutex<bool>>;
-
-struct Spy {
-    holds: Holds,
-    queues: Vec<Queue>,
-}
-
-impl Device for Spy {
-    fn name(&self) -> &'static str {
-        "spy"
-    }
-
-    fn id(&self) -> u32 {
-        42
-    }
-
-    fn features(&self) -> u64 {
-        OFFERED
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &SIZES
-    }
-
-    fn config(&self) -> &[u8] {
-        b"configuration"
-    }
-
-    fn activate(&mut self, activation: Activation) -> Result<(), Error> {
-        assert_eq!(activation.features & !OFFERED, 0);
-        assert_ne!(activation.features & feature::VERSION_1, 0);
-        assert_eq!(activation.queues.len(), SIZES.len());
-        for (queue, most) in activation.queues.iter().zip(SIZES) {
-            assert!(queue.size().is_power_of_two() && queue.size() <= most && queue.max_size() == most);
-            assert!(queue.is_valid(&activation.memory));
-            assert_eq!(queue.event_idx_enabled(), activation.features & feature::EVENT_IDX != 0);
-        }
-        assert!(!std::mem::replace(&mut *self.holds.lock().unwrap(), true), "given queues twice");
-        self.queues = activation.queues;
-        Ok(())
-    }
-
-    fn sleep(&mut self) -> Result<Vec<Queue>, Error> {
-        assert!(std::mem::take(&mut *self.holds.lock().unwrap()), "asked for queues it does not have");
-        Ok(std::mem::take(&mut self.queues))
-    }
-}
 
 thread_local! {
     static MEMORY: OnceCell<Memory> = const { OnceCell::new() };
@@ -163,26 +106,26 @@ fn device(saved: &TransportState, input: &mut Input<'_>) {
     let memory = MEMORY.with(|memory| {
         memory.get_or_init(|| Memory::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap()).clone()
     });
-    let holds = Holds::default();
+    let (spy, told) = Spy::new(&SIZES);
+    let holds = || told.lock().unwrap().holds();
     let interrupt = Arc::new(Interrupt::new(EventFd::new(EFD_NONBLOCK).unwrap()));
-    let spy = Box::new(Spy { holds: holds.clone(), queues: Vec::new() });
-    let Ok(transport) = Transport::restore(spy, interrupt, memory, saved) else { return };
+    let Ok(transport) = Transport::restore(Box::new(spy), interrupt, memory, saved) else { return };
     assert_eq!(transport.save().expect("it sleeps"), *saved, "it is not what it was");
-    assert!(!*holds.lock().unwrap(), "it woke up by itself");
+    assert!(!holds(), "it woke up by itself");
 
     transport.wake(input.byte() & 1 != 0).expect("what was checked can be used");
     let mut before = status_of(&transport);
-    let mut active = *holds.lock().unwrap();
+    let mut active = holds();
     assert!(if active { before == LIVE || before == status::FAILED } else { before != LIVE });
     while !input.is_empty() {
         let (how, place, value) = (input.byte(), input.byte(), input.word());
         if how == 0xff {
             transport.sleep().expect("it can always sleep");
-            assert!(!*holds.lock().unwrap(), "it sleeps and has its queues");
+            assert!(!holds(), "it sleeps and has its queues");
             let saved = transport.save().expect("it sleeps");
             assert_eq!(monitor::decode::<TransportState>(&monitor::encode(&saved).unwrap()).unwrap(), saved);
             transport.wake(false).expect("and wake again");
-            assert_eq!(*holds.lock().unwrap(), active);
+            assert_eq!(holds(), active);
             continue;
         }
         let written = transport.write(u64::from(place % 0x80) * 4, &value.to_le_bytes());
@@ -191,7 +134,7 @@ fn device(saved: &TransportState, input: &mut Input<'_>) {
             return;
         }
         before = status_of(&transport);
-        active = *holds.lock().unwrap();
+        active = holds();
         assert!(if active { before == LIVE || before == status::FAILED } else { before != LIVE });
     }
 }

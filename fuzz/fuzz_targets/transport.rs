@@ -9,84 +9,26 @@
 
 #![no_main]
 
-use bivouac_fuzz::Input;
+use bivouac_fuzz::{Input, Spy};
 use bivouac_vmm::{
-    Error,
     bus::Registers,
     devices::virtio::{
-        Activation, Device, Interrupt, feature,
+        Interrupt,
         transport::{Transport, status},
     },
     memory::Memory,
 };
 use libfuzzer_sys::fuzz_target;
-use std::{
-    cell::OnceCell,
-    sync::{Arc, Mutex},
-};
-use virtio_queue::{Queue, QueueT};
+use std::{cell::OnceCell, sync::Arc};
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const STATUS: u64 = 0x70;
-const OFFERED: u64 = feature::RING | 0b1010_0101;
 const SIZES: [u16; 3] = [64, 256, 16];
 const ACK: u32 = status::ACKNOWLEDGE;
 const DRIVER: u32 = ACK | status::DRIVER;
 const FEATURES_OK: u32 = DRIVER | status::FEATURES_OK;
 const LIVE: u32 = FEATURES_OK | status::DRIVER_OK;
-
-#[derive(Default)]
-struct Told {
-    activations: u32,
-    sleeps: u32,
-}
-
-struct Spy {
-    told: Arc<Mutex<Told>>,
-    queues: Vec<Queue>,
-}
-
-impl Device for Spy {
-    fn name(&self) -> &'static str {
-        "spy"
-    }
-
-    fn id(&self) -> u32 {
-        42
-    }
-
-    fn features(&self) -> u64 {
-        OFFERED
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &SIZES
-    }
-
-    fn config(&self) -> &[u8] {
-        b"configuration"
-    }
-
-    fn activate(&mut self, activation: Activation) -> Result<(), Error> {
-        assert_eq!(activation.features & !OFFERED, 0);
-        assert_ne!(activation.features & feature::VERSION_1, 0);
-        assert_eq!(activation.queues.len(), SIZES.len());
-        for (queue, most) in activation.queues.iter().zip(SIZES) {
-            assert!(queue.size().is_power_of_two() && queue.size() <= most);
-            assert!(queue.is_valid(&activation.memory));
-            assert_eq!(queue.event_idx_enabled(), activation.features & feature::EVENT_IDX != 0);
-        }
-        self.told.lock().unwrap().activations += 1;
-        self.queues = activation.queues;
-        Ok(())
-    }
-
-    fn sleep(&mut self) -> Result<Vec<Queue>, Error> {
-        self.told.lock().unwrap().sleeps += 1;
-        Ok(std::mem::take(&mut self.queues))
-    }
-}
 
 thread_local! {
     static MEMORY: OnceCell<Memory> = const { OnceCell::new() };
@@ -102,10 +44,9 @@ fuzz_target!(|bytes: &[u8]| {
     let memory = MEMORY.with(|memory| {
         memory.get_or_init(|| Memory::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap()).clone()
     });
-    let told = Arc::new(Mutex::new(Told::default()));
+    let (spy, told) = Spy::new(&SIZES);
     let interrupt = Arc::new(Interrupt::new(EventFd::new(EFD_NONBLOCK).unwrap()));
-    let transport =
-        Transport::new(Box::new(Spy { told: told.clone(), queues: Vec::new() }), interrupt, memory).unwrap();
+    let transport = Transport::new(Box::new(spy), interrupt, memory).unwrap();
 
     let mut input = Input::new(bytes);
     let (mut before, mut activations, mut sleeps, mut active) = (0, 0, 0, false);

@@ -16,6 +16,10 @@
 //! Numbers are little-endian. Queue `i` has its table at `i` × [`QUEUE_SPAN`], its available ring at [`AVAIL`] and its used
 //! ring at [`USED`] from there. Memory is four regions, two pairs that touch, with a hole between the pairs.
 
+mod spy;
+
+pub use spy::{OFFERED, Spy, Told};
+
 use bivouac_vmm::memory::Memory;
 use std::{
     alloc::{GlobalAlloc, Layout, System},

@@ -7,7 +7,7 @@ use super::process::{self, Exit};
 use super::{Booted, Machine, MachineEnd, MachineError};
 use crate::lifecycle::Reason;
 use bivouac_protocol::monitor::{self, FromMonitor, MAX_MESSAGE, StopReason, ToMonitor};
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, send, sendmsg};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -23,10 +23,7 @@ const LEAVE: Duration = Duration::from_secs(5);
 
 /// Puts one message in the socket; it has room for it.
 pub fn say(control: &OwnedFd, message: &ToMonitor) -> Result<(), MachineError> {
-    let packet = monitor::encode(message)
-        .map_err(|e| MachineError::Refused(format!("a message for the monitor could not be written: {e}")))?;
-    send(control, &packet, SendFlags::NOSIGNAL).map_err(MachineError::os("speaking to the monitor"))?;
-    Ok(())
+    say_with(control, message, &[])
 }
 
 /// The same, with descriptors that go along.
@@ -231,6 +228,7 @@ fn last_word(control: &OwnedFd) -> Option<FromMonitor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::send;
     use std::process::Command;
 
     /// A child for the watch to reap.

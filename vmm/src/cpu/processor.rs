@@ -17,10 +17,7 @@ use std::{
     cell::Cell,
     os::unix::thread::JoinHandleExt,
     ptr,
-    sync::{
-        Once,
-        mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
-    },
+    sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
     thread::{self, JoinHandle},
 };
 
@@ -49,7 +46,7 @@ fn kick_signal() -> libc::c_int {
     libc::SIGRTMIN()
 }
 
-extern "C" fn on_kick(_: libc::c_int) {
+extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     let byte = IMMEDIATE_EXIT.get();
     if !byte.is_null() {
         // SAFETY: set by this thread to a byte of the page its processor shares with KVM, which lives as long as the
@@ -58,24 +55,12 @@ extern "C" fn on_kick(_: libc::c_int) {
     }
 }
 
-fn install_handler() -> Result<(), Error> {
-    static INSTALL: Once = Once::new();
-    let mut outcome = Ok(());
-    INSTALL.call_once(|| {
-        outcome = vmm_sys_util::signal::register_signal_handler(kick_signal(), raw_on_kick)
-            .map_err(|e| Error::Io { what: "install the processors' signal handler", why: e.into() });
-    });
-    outcome
-}
-
-extern "C" fn raw_on_kick(signal: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    on_kick(signal);
-}
-
 impl Processor {
-    /// Starts the thread. A processor that is `held` waits for [`Processor::resume`] before it runs at all.
-    pub fn start(vcpu: Vcpu, ending: Ending, held: bool) -> Result<Self, Error> {
-        install_handler()?;
+    /// Starts the thread, paused: the guest runs from [`Processor::resume`] on.
+    pub fn start(vcpu: Vcpu, ending: Ending) -> Result<Self, Error> {
+        // Once more for each processor changes nothing.
+        vmm_sys_util::signal::register_signal_handler(kick_signal(), on_kick)
+            .map_err(|e| Error::Io { what: "install the processors' signal handler", why: e.into() })?;
         let (orders, inbox) = channel();
         let id = vcpu.id();
         let thread = thread::Builder::new()
@@ -83,7 +68,7 @@ impl Processor {
             .stack_size(STACK)
             .spawn(move || {
                 let exit = match seccomp::enter(seccomp::Thread::Vcpu) {
-                    Ok(()) => live(vcpu, &inbox, held),
+                    Ok(()) => live(vcpu, &inbox),
                     Err(error) => Exit::Fault(error),
                 };
                 ending.exit(exit);
@@ -134,14 +119,15 @@ impl Pausing {
 }
 
 /// The thread's life: until the machine ends.
-fn live(mut vcpu: Vcpu, inbox: &Receiver<Order>, held: bool) -> Exit {
+fn live(mut vcpu: Vcpu, inbox: &Receiver<Order>) -> Exit {
     IMMEDIATE_EXIT.set(vcpu.immediate_exit());
-    let exit = run(&mut vcpu, inbox, held);
+    let exit = run(&mut vcpu, inbox);
     IMMEDIATE_EXIT.set(ptr::null_mut());
     exit
 }
 
-fn run(vcpu: &mut Vcpu, inbox: &Receiver<Order>, mut held: bool) -> Exit {
+fn run(vcpu: &mut Vcpu, inbox: &Receiver<Order>) -> Exit {
+    let mut held = true;
     loop {
         // Cleared before the channel is looked at: an order that comes later sets it again.
         vcpu.set_immediate_exit(false);

@@ -328,7 +328,7 @@ impl Board {
         start_devices(events, ending.clone())?;
         let processors = vcpus
             .into_iter()
-            .map(|vcpu| Processor::start(vcpu, ending.clone(), true))
+            .map(|vcpu| Processor::start(vcpu, ending.clone()))
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Live::new(vm, memory, memory_mib, processors, transports, around.exits, clone))
     }

@@ -122,7 +122,7 @@ fn guest(code: &[u8]) -> Option<Guest> {
 fn held(board: Board, memory: Memory, vcpu: Vcpu, clone: bool) -> Guest {
     let (ending, endings) = channel_of_endings().unwrap();
     let Board { vm, around, ports, registers, reset, .. } = board;
-    let processor = Processor::start(vcpu, ending, true).unwrap();
+    let processor = Processor::start(vcpu, ending).unwrap();
     let live = Live::new(vm, memory.clone(), MIB, vec![processor], Vec::new(), around.exits, clone);
     Guest { live, memory, endings, ports, registers, reset }
 }
